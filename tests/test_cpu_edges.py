@@ -36,6 +36,7 @@ from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problem import Problem
 from fusednorm.problems import backward_problem, forward_problem
 
 NAN, INF = float("nan"), float("inf")
@@ -422,19 +423,86 @@ TOGETHER = [
     Workload("group_norm", (9, 12, 7, 7), 6, "float32", "nchw", modulated=True),
     Workload("group_norm", (11, 6, 6, 6), 2, "bfloat16", "nchw"),
     Workload("group_norm", (4, 28, 11, 11), 7, "float16", "nchw"),
+    Workload("instance_norm", (6, 40, 5, 5), 0, "float32", "nchw", "leaky_relu"),
+    Workload("instance_norm", (13, 24, 4, 4), 0, "bfloat16", "nchw", "silu"),
+    Workload("instance_norm", (3, 19, 16, 16), 0, "float16", "nchw", "gelu"),
+    Workload("instance_norm", (2, 17, 4, 4), 0, "float64", "nchw", "tanh", modulated=True),
+    Workload("group_norm", (9, 12, 7, 7), 6, "float32", "nchw", "silu", modulated=True),
+    Workload("group_norm", (11, 6, 6, 6), 2, "bfloat16", "nchw", "relu"),
+    Workload("batch_norm", (6, 40, 3, 3, 3), 0, "float32", "nchw", "relu"),
+    Workload("batch_norm", (3, 35, 9, 9), 0, "float16", "nchw", "gelu"),
+    Workload("batch_norm", (4, 18, 5, 5), 0, "float64", "nchw", "silu"),
+    Workload("batch_norm", (70, 17, 7, 7), 0, "float32", "nchw"),
+    Workload("batch_norm", (5, 19, 4, 4), 0, "bfloat16", "nchw"),
 ]  # fmt: skip
+
+
+def _backward_of(workload: Workload) -> Problem:
+    inputs = draw(workload)
+    results = forward(workload, inputs)
+    return backward_problem(workload.norm, inputs.backward_operands(results["mean"], results["rstd"]))
 
 
 @pytest.mark.parametrize("workload", TOGETHER, ids=lambda workload: workload.key)
 def test_the_backward_of_units_of_a_few_vectors_takes_them_together(workload: Workload) -> None:
-    inputs = draw(workload)
-    results = forward(workload, inputs)
-    problem = backward_problem(workload.norm, inputs.backward_operands(results["mean"], results["rstd"]))
+    problem = _backward_of(workload)
     assert by_vectors(problem)
+    shorter = replace(problem, view=replace(problem.view, spatial=15))
     longer = replace(problem, view=replace(problem.view, spatial=257))
-    activated = replace(problem, norm=replace(workload, activation="relu").norm)
     several = replace(problem, view=replace(problem.view, group_channels=5))
-    assert not any(map(by_vectors, (longer, activated, several)))
+    if workload.family == "batch_norm":
+        several = replace(problem, scale_dtype="float32")
+    assert not any(map(by_vectors, (shorter, longer, several)))
+
+
+@pytest.mark.parametrize(
+    ("family", "groups", "dtype", "longest"),
+    [
+        ("instance_norm", 0, "float32", {None: 256, "relu": 144, "silu": 144}),
+        ("instance_norm", 0, "bfloat16", {None: 256, "relu": 256}),
+        ("instance_norm", 0, "float64", {None: 100, "silu": 16}),
+        ("group_norm", 10, "float32", {None: 144, "relu": 81}), ("group_norm", 10, "float16", {None: 256, "silu": 144}),
+        ("batch_norm", 0, "float32", {None: 100, "relu": 64}), ("batch_norm", 0, "bfloat16", {None: 144, "relu": 100}),
+        ("batch_norm", 0, "float64", {None: 49, "relu": 27}),
+    ],
+)  # fmt: skip
+def test_how_long_planes_a_backward_takes_together(
+    family: Family, groups: int, dtype: str, longest: dict[str | None, int]
+) -> None:
+    for activation, length in longest.items():
+        for planes, together in ((length, True), (length + 1, False)):
+            workload = Workload(
+                family, (4, 40 if family != "group_norm" else 20, planes), groups, dtype, "nchw", activation
+            )
+            assert by_vectors(_backward_of(workload)) is together
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_each_gradient_of_short_planes_of_batch_norm_alone(activation: str | None) -> None:
+    """The kernel makes the parameters' gradients too, in their own dtypes."""
+    x, grad = torch.randn(6, 21, 5, 5, requires_grad=True), torch.randn(6, 21, 5, 5)
+    weight, bias = torch.randn(21).half().requires_grad_(), torch.randn(21, dtype=torch.float64).requires_grad_()
+
+    def gradients(*leaves: Tensor) -> tuple[Tensor, ...]:
+        y = fusednorm.batch_norm(x, None, None, weight, bias, True, activation=activation)
+        return torch.autograd.grad(y, leaves, grad)
+
+    together = gradients(x, weight, bias)
+    assert [gradient.dtype for gradient in together] == [torch.float32, torch.float16, torch.float64]
+    for gradient, leaf in zip(together, (x, weight, bias), strict=True):
+        assert torch.equal(gradients(leaf)[0], gradient)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3 - min(threads, 2))
+        assert all(map(torch.equal, gradients(x, weight, bias), together))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_backward_of_very_many_samples_keeps_no_planes_of_them_all() -> None:
+    problem = _backward_of(Workload("batch_norm", (4, 16, 4, 4), 0, "float32", "nchw", "silu"))
+    for samples, together in ((1023, True), (1024, False)):
+        assert by_vectors(replace(problem, view=replace(problem.view, samples=samples))) is together
 
 
 @pytest.mark.parametrize(("size", "grad_size"), [(1e18, 1e25), (1e-18, 1e-25)])

@@ -81,9 +81,24 @@ COLUMNS = SCRATCH
 TILED_PLANE, ALWAYS_TILED_PLANE, FEWEST_TILED = 64, 32, 8
 #: Planes of so many elements at most, each a unit, are taken together in a forward.
 FEW_VECTORS = {"float64": 64, "float32": 100, "float16": 256, "bfloat16": 256}
-#: The same in a backward, and of units of a few planes, which are longer than those that rows take.
-FEW_VECTORS_BACKWARD = {"float64": 100, "float32": 256, "float16": 256, "bfloat16": 256}
-FEW_PLANES, FEWEST_GROUPED, MOST_GROUPED = 4, 32, {"float64": 0, "float32": 144, "float16": 256, "bfloat16": 256}
+#: The same in a backward, and of units of a few planes, which are longer than those that rows take; without an
+#: activation, and with one.
+FEW_VECTORS_BACKWARD = {
+    False: {"float64": 100, "float32": 256, "float16": 256, "bfloat16": 256},
+    True: {"float64": 16, "float32": 144, "float16": 256, "bfloat16": 256},
+}
+FEW_PLANES, FEWEST_GROUPED = 4, 32
+MOST_GROUPED = {
+    False: {"float64": 0, "float32": 144, "float16": 256, "bfloat16": 256},
+    True: {"float64": 0, "float32": 81, "float16": 144, "bfloat16": 144},
+}
+#: batch_norm's in a backward, and elements of the compute dtype that it keeps of an activation.
+FEW_VECTORS_BATCH = {
+    False: {"float64": 49, "float32": 100, "float16": 144, "bfloat16": 144},
+    True: {"float64": 27, "float32": 64, "float16": 100, "bfloat16": 100},
+}
+MOST_KEPT_BATCH = 1 << 18
+NO_VECTORS = dict.fromkeys(FEW_VECTORS, 0)
 #: Groups of rows of at most so many elements are taken by blocks of groups, or of so many with an exponential: in
 #: float32 341 x 32 groups of 24 take 114 us in blocks and 99 one by one, but backward with silu 152 and 300.
 SHORT_GROUP, COSTLY_SHORT_GROUP = 20, 31
@@ -196,22 +211,33 @@ def padded(n: int) -> int:
 
 def by_vectors(problem: Problem) -> bool:
     """Whether channels_first's planes of one vector or a few are taken together: those that are units of their own, and
-    in a backward, which has them without an activation, units of a few. In one thread, us together and plane by plane:
-    forward of (42, 1111, 100) in float16 with relu 1170 and 2120, (42, 1111, 81) in float32 1670 and 2070, (22, 1111,
-    128) 1390 and 1130, in bfloat16 780 and 1300, (42, 1111, 81) in float64 5740 and 3230; backward of (83, 64, 49) in
-    float32 150 and 290, in groups of two 160 and 210, of 8 150 and 146, (28, 64, 144) 107 and 145, in bfloat16 130 and
-    166, in groups of two in float64 195 and 160."""
-    view, alone = problem.view, not problem.norm.per_batch and problem.added is None
-    if not alone or view.spatial < VECTOR:
+    in a backward units of a few and batch_norm's. In one thread, us together and plane by plane: forward of (42, 1111,
+    100) in float16 with relu 1170 and 2120, (42, 1111, 81) in float32 1670 and 2070, (22, 1111, 128) 1390 and 1130, in
+    bfloat16 780 and 1300, (42, 1111, 81) in float64 5740 and 3230; backward of (83, 64, 49) in float32 150 and 290, in
+    groups of two 160 and 210, of 8 150 and 146, (28, 64, 144) 107 and 145, in bfloat16 130 and 166, in groups of two in
+    float64 195 and 160, (83, 256, 49) with relu in float32 710 and 1090, in bfloat16 710 and 1320, (20, 256, 256) in
+    float32 760 and 520, with silu (50, 256, 64) in bfloat16 690 and 1010, batch_norm of (6, 1024, 27) in float32 126
+    and 163, with relu 154 and 209."""
+    view, longest = problem.view, _longest_by_vectors(problem)
+    if problem.added is not None or not VECTOR <= view.spatial <= longest[problem.dtype]:
         return False
     if not problem.backward:
-        return view.group_channels == 1 and view.spatial <= FEW_VECTORS[problem.dtype] and problem.norm.has_mean
-    if problem.norm.activation is not None or not problem.norm.training:
-        return False
+        return problem.norm.has_mean
+    if problem.norm.per_batch and problem.norm.activation is not None:
+        return VECTOR * (1 + view.samples) * padded(view.spatial) <= MOST_KEPT_BATCH
+    return problem.norm.training
+
+
+def _longest_by_vectors(problem: Problem) -> dict[str, int]:
+    """The elements of the longest planes that are taken together, by dtype."""
+    view, activated = problem.view, problem.norm.activation is not None
+    if problem.norm.per_batch:
+        by_vectors = problem.backward and problem.norm.training and not problem.by_sample
+        return FEW_VECTORS_BATCH[activated] if by_vectors else NO_VECTORS
     if view.group_channels == 1:
-        return view.spatial <= FEW_VECTORS_BACKWARD[problem.dtype]
-    few = 1 < view.group_channels <= FEW_PLANES
-    return few and FEWEST_GROUPED < view.spatial <= MOST_GROUPED[problem.dtype]
+        return FEW_VECTORS_BACKWARD[activated] if problem.backward else FEW_VECTORS
+    few = problem.backward and 1 < view.group_channels <= FEW_PLANES and view.spatial > FEWEST_GROUPED
+    return MOST_GROUPED[activated] if few else NO_VECTORS
 
 
 def in_tiles(problem: Problem) -> bool:

@@ -221,7 +221,7 @@ def _modulated_channels(element: Element):
 
 
 @exact
-def _put(gradient, first, dtype, numbers, i, n):
+def put(gradient, first, dtype, numbers, i, n):
     """Store n numbers, which begin at i, from place ``first`` of a gradient on, if it is wanted."""
     narrow(numbers, i - first, gradient, dtype, first, first + n)
 
@@ -263,12 +263,12 @@ def build_parameter_gradients(element: Element, value, pullback):
                     add_numbers(totals, width, sums, q, width)
                 if wanted(grad_scale):
                     scale_gradients(sums, p, q, gains, offsets, values, width)
-                    _put(grad_scale, place, scale_dtype, values, 0, width)
-                _put(grad_shift, place, shift_dtype, sums, p, width)
+                    put(grad_scale, place, scale_dtype, values, 0, width)
+                put(grad_shift, place, shift_dtype, sums, p, width)
             for k in range(1, together):
                 add_numbers(totals, 0, totals, 2 * width * k, 2 * width)
-            _put(grad_bias, first, bias_dtype, totals, 0, width)
-            _put(grad_weight, first, weight_dtype, totals, width, width)
+            put(grad_bias, first, bias_dtype, totals, 0, width)
+            put(grad_weight, first, weight_dtype, totals, width, width)
 
     return parameter_gradients
 

@@ -99,10 +99,7 @@ class PlanesBackward(BackwardPlan):
 
     def loops(self) -> list[Loop]:
         if by_vectors(self.problem):
-            self.reserve(sums=2 * self.samples * self.channels)
-            name = "backward" if self.problem.view.group_channels == 1 else "backward_grouped"
-            kernel = self.kernel(name, activated=False, module="short_planes")
-            return [self.loop(kernel, self.num_statistics, 2 * self.work_bytes), *self.parameter_loops()]
+            return self.loops_by_vectors()
         together, module = _together(self), _module(self.problem)
         keeps = self.wants_input and self.keeps(together)
         self.reserve(sums=2 * self.samples * self.channels, totals=2 * self.num_statistics, kept=0)
@@ -112,6 +109,18 @@ class PlanesBackward(BackwardPlan):
         self.keep_for_workers(room if keeps else 0)
         kernel = self.kernel("backward" + self.variant(keeps), module=module)
         return [self.loop(kernel, self.num_statistics, 2 * self.work_bytes), *self.parameter_loops()]
+
+    def loops_by_vectors(self) -> list[Loop]:
+        view, per_batch = self.problem.view, self.problem.norm.per_batch
+        if not per_batch:
+            self.reserve(sums=2 * self.samples * self.channels)
+        if self.problem.norm.activation is not None:
+            self.reserve(kept=0)  # behind all else
+            planes = VECTOR * (1 + (view.samples if per_batch else 1))
+            self.keep_for_workers(planes * padded(view.spatial))
+        name = "backward_batch" if per_batch else "backward" if view.group_channels == 1 else "backward_grouped"
+        loop = self.loop(self.kernel(name, module="short_planes"), self.num_statistics, 2 * self.work_bytes)
+        return [loop] if per_batch else [loop, *self.parameter_loops()]
 
 
 class PlanesSumBackward(SumBackward, PlanesBackward):
