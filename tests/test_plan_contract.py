@@ -161,7 +161,10 @@ def test_kernels_that_apply_no_activation_are_shared_by_all(monkeypatch: pytest.
         if subject.evaluates:
             _plan(replace(subject, norm=norm_of("batch_norm", activation=Activation("silu"), training=False)), operands)
     activated = {kernel.function for kernel in loaded if kernel.activation == "silu"}
-    forward, backward = {"forward", "apply"}, {"backward", "backward_grouped", "backward_kept", "columns", "reduce"}
+    forward, backward = (
+        {"forward", "apply"},
+        {"backward", "backward_grouped", "backward_kept", "columns", "reduce", "reduce_kept"},
+    )
     assert activated == forward | backward | {"input_gradient"}
     assert {"given", "moments", "statistics", "coefficients"} <= {kernel.function for kernel in loaded}
 

@@ -22,6 +22,7 @@ from fusednorm.backends.cpu.geometry import (
     GROUPS,
     INPUT_SAMPLE,
     INPUT_STEP,
+    KEPT_WORKER,
     OUTPUT_SAMPLE,
     OUTPUT_STEP,
     PER_BATCH,
@@ -109,10 +110,9 @@ def rows_of(geometry, positions):
 def coefficients_from(coefficients, geometry, worker, first):
     """The coefficients, from which those of sample n are n places further, where a worker begins with sample ``first``:
     those of all samples, or of the few that the worker keeps in its cache."""
-    slots = geometry[SLOTS]
-    if slots == 0:
+    if geometry[SLOTS] == 0:
         return coefficients
-    return advanced(coefficients, (worker * slots - first) * COEFFICIENTS * row_width(geometry))
+    return advanced(coefficients, worker * geometry[KEPT_WORKER] - first * COEFFICIENTS * row_width(geometry))
 
 
 @exact

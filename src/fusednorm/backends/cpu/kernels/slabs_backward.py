@@ -15,6 +15,7 @@ from fusednorm.backends.cpu.geometry import (
     GROUPS,
     INPUT_SAMPLE,
     INPUT_STEP,
+    KEPT_WORKER,
     OUTPUT_SAMPLE,
     OUTPUT_STEP,
     PER_BATCH,
@@ -24,12 +25,14 @@ from fusednorm.backends.cpu.geometry import (
     SAMPLES,
     SCALE_DTYPE,
     SHARED,
+    SLOTS,
+    SPATIAL,
     TRAINING,
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, inlined, reassociated, span
-from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.elements import Element, advanced
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import cheap
 from fusednorm.backends.cpu.kernels.operands import put_number, rounded_number, wanted
@@ -49,10 +52,18 @@ from fusednorm.backends.cpu.kernels.slabs import (
 )
 
 
+@exact
+def kept_from(kept, geometry, worker, first):
+    """The kept dz, as :func:`coefficients_from` has the coefficients."""
+    if geometry[SLOTS] == 0:
+        return kept
+    return advanced(kept, worker * geometry[KEPT_WORKER] - first * geometry[SPATIAL] * channel_count(geometry))
+
+
 @cache
-def _slab_sums(element: Element, pullback):
-    """p and q per channel of one slab, written to the slab's place in the partials."""
-    load, read, T = element.load, element.read, element.compute
+def _slab_sums(element: Element, pullback, keeps: bool):
+    """p and q per channel of one slab, written to the slab's place in the partials; ``keeps``: dz goes to ``kept``."""
+    load, read, keep, T = element.load, element.read, element.keep, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
     read_three, four, wide_scratch = three_reader(element), cheap(pullback), accesses("float64").scratch
 
@@ -64,11 +75,13 @@ def _slab_sums(element: Element, pullback):
         return dz, dz * (deviation * rstd)
 
     @reassociated
-    def add_row(grad, g, x, i, coefficients, k, plane, n, alpha, first, second):
+    def add_row(grad, g, x, i, kept, r, coefficients, k, plane, n, alpha, first, second):
         for c in range(n):
             centre, a, b = read_three(coefficients, k + c, plane)
             rstd = read(coefficients, k + 3 * plane + c)
             p, q = terms(grad, g + c, x, i + c, centre, a, b, rstd, alpha)
+            if keeps:
+                keep(kept, r + c, p)
             add_first(first, c, p)
             add_second(second, c, q)
 
@@ -88,11 +101,12 @@ def _slab_sums(element: Element, pullback):
             add_second(second, c, (q0 + q1) + (q2 + q3))
 
     @exact
-    def slab_sums(grad, x, coefficients, partials, geometry, activation_parameter, task):
+    def slab_sums(grad, x, kept, coefficients, partials, geometry, activation_parameter, task):
         n, position, positions = locate(geometry, task)
         channels, plane, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
         i = n * geometry[INPUT_SAMPLE] + position * geometry[INPUT_STEP]
         g = n * geometry[GRAD_SAMPLE] + position * geometry[GRAD_STEP]
+        at = (n * geometry[SPATIAL] + position) * channels
         first, second = scratch(), scratch()
         wide = wide_scratch()
         together, takes = geometry[REPEAT], four and takes_four(geometry)
@@ -118,7 +132,7 @@ def _slab_sums(element: Element, pullback):
                     r = row * together
                     add_row(
                         grad, g + r * geometry[GRAD_STEP] + tile, x, i + r * geometry[INPUT_STEP] + tile,
-                        coefficients, n * COEFFICIENTS * plane + tile, plane,
+                        kept, at + r * channels + tile, coefficients, n * COEFFICIENTS * plane + tile, plane,
                         width * min(together, positions - r), alpha, first, second,
                     )  # fmt: skip
                 add_folded(first, wide, width, together, partials, ps)
@@ -200,17 +214,20 @@ def _unit_gradient(element: Element):
 
 @cache
 def gradient_slab(
-    element: Element, pullback, sample: int = GRAD_SAMPLE, step: int = GRAD_STEP, adds_gradient: bool = False
-):
+    element: Element, pullback, sample: int = GRAD_SAMPLE, step: int = GRAD_STEP, adds_gradient: bool = False,
+    kept: bool = False,
+):  # fmt: skip
     """dx of one slab. ``sample`` and ``step`` are the fields of the geometry that say where the gradient's samples and
-    positions lie. With ``adds_gradient`` dx gets the gradient of x itself, which lies as x does."""
+    positions lie; ``kept``: it is dz, of numbers of the compute dtype, position by position. With ``adds_gradient`` dx
+    gets the gradient of x itself, which lies as x does."""
     load, store, T = element.load, element.store, element.compute
+    given = element.recall if kept else load
     read_three, four = three_reader(element), cheap(pullback)
 
     @inlined
     def put(grad, g, x, i, dx, o, grad_total, centre, a, b, rstd, c2, c3, training, alpha):
         deviation = load(x, i) - centre
-        gradient = a * pullback(load(grad, g), normalized(deviation, a, b), alpha)
+        gradient = a * pullback(given(grad, g), normalized(deviation, a, b), alpha)
         if training:  # otherwise 0 times an infinite xhat would be NaN
             gradient += c2 * (deviation * rstd) + c3
         if adds_gradient:
@@ -248,13 +265,16 @@ def gradient_slab(
         n, first, positions = locate(geometry, task)
         channels, plane, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
         k, together, training = n * COEFFICIENTS * plane, geometry[REPEAT], geometry[TRAINING]
+        grad_sample, grad_step = geometry[sample], geometry[step]
+        if kept:
+            grad_sample, grad_step = geometry[SPATIAL] * channels, channels
         fours = positions // together // 4 if four and takes_four(geometry) else 0
         for block in range(fours):
             r = first + 4 * block * together
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
-            g = n * geometry[sample] + r * geometry[step]
+            g = n * grad_sample + r * grad_step
             o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
-            steps = together * geometry[step], together * geometry[INPUT_STEP], together * geometry[OUTPUT_STEP]
+            steps = together * grad_step, together * geometry[INPUT_STEP], together * geometry[OUTPUT_STEP]
             if training:
                 put_four(
                     grad, g, steps[0], x, i, steps[1], dx, o, steps[2], grad_total, coefficients, k, plane, plane, True,
@@ -268,7 +288,7 @@ def gradient_slab(
         for row in range(4 * fours, rows_of(geometry, positions)):
             r = first + row * together
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
-            g = n * geometry[sample] + r * geometry[step]
+            g = n * grad_sample + r * grad_step
             o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
             width = min(plane, (first + positions - r) * channels)
             if training:
@@ -296,14 +316,15 @@ def build_recall(element: Element, value, pullback):
     return recall
 
 
-def build_reduce(element: Element, value, pullback):
-    """p and q of slabs start to stop."""
-    slab_sums = _slab_sums(element, pullback)
+def build_reduce(element: Element, value, pullback, keeps=False):
+    """p and q of slabs start to stop; ``keeps``: and dz."""
+    slab_sums = _slab_sums(element, pullback, keeps)
 
-    def reduce(grad, x, coefficients, partials, geometry, activation_parameter, worker, start, stop):
+    def reduce(grad, x, kept, coefficients, partials, geometry, activation_parameter, worker, start, stop):
         coefficients = coefficients_from(coefficients, geometry, worker, start // geometry[PIECES])
+        kept = kept_from(kept, geometry, worker, start // geometry[PIECES])
         for task in range(start, stop):
-            slab_sums(grad, x, coefficients, partials, geometry, activation_parameter, task)
+            slab_sums(grad, x, kept, coefficients, partials, geometry, activation_parameter, task)
 
     return reduce
 
@@ -406,12 +427,27 @@ def build_input_gradient(element: Element, value, pullback, adds_gradient=False)
     return input_gradient
 
 
+def build_kept_gradient(element: Element, value, pullback):
+    """The same from dz, which was kept."""
+    of_slab = gradient_slab(element, pullback, kept=True)
+
+    def input_gradient(kept, x, dx, coefficients, grad_total, geometry, activation_parameter, worker, start, stop):
+        coefficients = coefficients_from(coefficients, geometry, worker, start // geometry[PIECES])
+        kept = kept_from(kept, geometry, worker, start // geometry[PIECES])
+        for task in range(start, stop):
+            of_slab(kept, x, dx, coefficients, grad_total, geometry, activation_parameter, task)
+
+    return input_gradient
+
+
 BUILDERS = {
     "recall": build_recall,
     "reduce": build_reduce,
+    "reduce_kept": partial(build_reduce, keeps=True),
     "combine": build_combine,
     "gradient_coefficients": build_gradient_coefficients,
     "shared_gradients": build_shared_gradients,
     "input_gradient": build_input_gradient,
+    "input_gradient_kept": build_kept_gradient,
     "input_gradient_total": partial(build_input_gradient, adds_gradient=True),
 }
