@@ -30,8 +30,8 @@ import fusednorm
 from fusednorm import choice, dispatch, ops
 from fusednorm.backends import reference
 from fusednorm.backends.cpu.geometry import SPANS, by_vectors, geometry, in_tiles, in_vectors, repeat, tile
-from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, Segments, choose
-from fusednorm.backends.cpu.plans import slabs
+from fusednorm.backends.cpu.instances import PLANES, PLANES_SPLIT, ROWS, SLABS, SLABS_SPLIT, Segments, choose
+from fusednorm.backends.cpu.plans import base
 from fusednorm.backends.cpu.plans.rows import FewRowsBackward, SampleRowsBackward, SampleRowsForward
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import EPS, Workload, draw
@@ -667,8 +667,9 @@ def test_planes_of_a_few_vectors(length: int, dtype: str, activation: str | None
     assert torch.count_nonzero(bare[0, 1]) == 0
 
 
-#: Slabs whose backward keeps dz: of one sample and of several to a worker, of more channels than are summed at a time,
-#: of rows of several positions, and of channels_first that is read as channels_last.
+#: Whose backward in two passes keeps dz: slabs of one sample and of several to a worker, of more channels than are
+#: summed at a time, of rows of several positions, and of channels_first that is read as channels_last; pieces of
+#: planes, whole ones and the last of a plane, of one channel and of samples' ones.
 KEPT = [
     Workload("group_norm", (1, 64, 33, 31), 32, "bfloat16", "nhwc", "silu"),
     Workload("group_norm", (70, 48, 3, 3), 4, "float32", "nhwc", "gelu", modulated=True),
@@ -678,43 +679,46 @@ KEPT = [
     Workload("batch_norm", (4, 70, 9, 11), 0, "float64", "nhwc", "tanh", modulated=True),
     Workload("batch_norm", (16, 520, 8, 8), 0, "float32", "nchw", "silu"),
     Workload("batch_norm", (2000, 24), 0, "float32", "nchw", "gelu"),
+    Workload("group_norm", (2, 3, 301, 303), 1, "bfloat16", "nchw", "gelu"),
+    Workload("batch_norm", (3, 2, 257, 129), 0, "float32", "nchw", "silu", modulated=True),
+    Workload("instance_norm", (1, 5, 7, 11), 0, "float64", "nchw", "tanh"),
+    Workload("group_norm", (1, 33, 3, 5), 3, "float16", "nchw", "silu"),
 ]  # fmt: skip
-
-
 ALL = (True, True, True, True, True)
 
 
 @pytest.mark.parametrize("workload", KEPT, ids=lambda workload: workload.key)
-def test_slabs_that_keep_dz(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backwards_of_two_passes_that_keep_dz(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw(workload)
-    problem = _backward_of(workload)
-    for instance in (SLABS, SLABS_SPLIT):
-        if instance.supports(problem) is not None:
-            continue
+    results = forward(workload, inputs)
+    operands = inputs.backward_operands(results["mean"], results["rstd"])
+    problem = backward_problem(workload.norm, operands)
+    instances = [instance for instance in (SLABS, SLABS_SPLIT, PLANES_SPLIT) if instance.supports(problem) is None]
+    assert instances
+    for instance in instances:
         plan = instance.plan(problem)
+        with monkeypatch.context() as patch:
+            for size in (2, 4, 8):
+                patch.setitem(base.MOST_KEPT, size, 0)
+            twice = instance.plan(problem)
+            assert not twice.keeps_dz()
         assert plan.keeps_dz()
-        monkeypatch.setattr(slabs, "MOST_KEPT", dict.fromkeys((2, 4, 8), 0))
-        twice = instance.plan(problem)
-        assert not twice.keeps_dz()
-        monkeypatch.undo()
-        results = forward(workload, inputs)
-        operands = inputs.backward_operands(results["mean"], results["rstd"])
         kept, made = plan(operands, ALL), twice(operands, ALL)
         for name in ("input", "weight", "bias", "scale", "shift"):
             torch.testing.assert_close(getattr(kept, name), getattr(made, name), rtol=1e-5, atol=1e-5)
         assert faults(workload, inputs, run(workload, inputs, instance.name)) == []
 
 
-def test_which_slabs_keep_dz() -> None:
-    for dtype, activation, spatial, expected in (
-        ("float32", "silu", 1 << 14, True), ("float32", "silu", (1 << 14) + 1, False),
-        ("bfloat16", "silu", 1 << 17, True), ("bfloat16", "silu", (1 << 17) + 1, False),
-        ("float32", None, 64, False), ("float32", "relu", 64, False),
-    ):  # fmt: skip
-        problem = _backward_of(Workload("group_norm", (1, 64, 4, 4), 32, dtype, "nhwc", activation))
-        plan = SLABS_SPLIT.plan(replace(problem, view=replace(problem.view, spatial=spatial)))
-        assert isinstance(plan, slabs.SlabsBackward)
-        assert plan.keeps_dz() is expected
+def test_which_backwards_keep_dz() -> None:
+    for layout, instance in (("nhwc", SLABS_SPLIT), ("nchw", PLANES_SPLIT)):
+        for dtype, activation, spatial, expected in (
+            ("float32", "silu", 1 << 14, True), ("float32", "silu", (1 << 14) + 1, False),
+            ("bfloat16", "silu", 1 << 17, True), ("bfloat16", "silu", (1 << 17) + 1, False),
+            ("float32", None, 64, False), ("float32", "relu", 64, False),
+        ):  # fmt: skip
+            problem = _backward_of(Workload("group_norm", (1, 64, 4, 4), 32, dtype, layout, activation))
+            plan = instance.plan(replace(problem, view=replace(problem.view, spatial=spatial)))
+            assert plan.keeps_dz() is expected
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_kernels_that_apply_no_activation_are_shared_by_all(monkeypatch: pytest.
         {"forward", "apply"},
         {"backward", "backward_grouped", "backward_kept", "columns", "reduce", "reduce_kept"},
     )
-    assert activated == forward | backward | {"input_gradient"}
+    assert activated == forward | backward
     assert {"given", "moments", "statistics", "coefficients"} <= {kernel.function for kernel in loaded}
 
 

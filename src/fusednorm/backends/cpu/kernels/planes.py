@@ -319,25 +319,26 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
     return backward
 
 
-def build_reduce(element: Element, value, pullback, adds_behind=False):
-    """p and q of pieces start to stop. With ``adds_behind`` dz is the gradient of z + post_add and is stored too, and
-    ``kept`` has room for a piece per worker."""
-    keep_row, row_sums = row_keeper(element, pullback, True), row_summer(element, pullback, adds_behind)
+def build_reduce(element: Element, value, pullback, keeps=False, adds_behind=False):
+    """p and q of pieces start to stop. Where dz is kept, ``kept`` has room for all pieces. With ``adds_behind`` it is
+    the gradient of z + post_add and is stored too, and ``kept`` has room for a piece per worker."""
+    made = keeps or adds_behind
+    keep_row, row_sums = row_keeper(element, pullback, adds_behind), row_summer(element, pullback, made)
     channel_affine, saved = affine(element), saved_statistics(element)
 
     def reduce(
         grad, x, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, partials,
         kept, post_add, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        slot = worker * geometry[KEPT_WORKER]
         for task in range(start, stop):
+            slot = task * kept_length(geometry[PIECE]) if keeps else worker * geometry[KEPT_WORKER]
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
             centre, inverse = saved(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, geometry, unit)
             gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
             g = n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP] + first
             i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
-            if adds_behind:
+            if made:
                 keep_row(
                     grad, g, x, i, kept, slot, post_add, n * geometry[POST_SAMPLE] + c * geometry[POST_STEP] + first,
                     grad_post_add, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first, length, centre,
@@ -375,10 +376,10 @@ def build_combine(element: Element, value, pullback):
     return combine
 
 
-def build_input_gradient(element: Element, value, pullback, adds_behind=False, adds_gradient=False):
-    """The input's gradient of pieces start to stop. With ``adds_behind``, for a kernel without an activation, dz is
-    there as the gradient of z + post_add; with ``adds_gradient`` dx gets ``grad_total``."""
-    gradient_row = gradient_maker(element, pullback, False, adds_gradient)
+def build_input_gradient(element: Element, value, pullback, keeps=False, adds_behind=False, adds_gradient=False):
+    """The input's gradient of pieces start to stop, for a kernel without an activation from dz that was kept, or with
+    ``adds_behind`` is there as the gradient of z + post_add; with ``adds_gradient`` dx gets ``grad_total``."""
+    gradient_row = gradient_maker(element, pullback, keeps, adds_gradient)
     channel_affine, saved = affine(element), saved_statistics(element)
     sample, step = (OUTPUT_SAMPLE, OUTPUT_STEP) if adds_behind else (GRAD_SAMPLE, GRAD_STEP)
 
@@ -396,8 +397,8 @@ def build_input_gradient(element: Element, value, pullback, adds_behind=False, a
                 dz, n * geometry[sample] + c * geometry[step] + first,
                 x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
                 dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
-                kept, 0, length, centre, inverse, gain, offset, activation_parameter,
-                totals[2 * unit], totals[2 * unit + 1], geometry[TRAINING], grad_total,
+                kept, task * kept_length(geometry[PIECE]) if keeps else 0, length, centre, inverse, gain, offset,
+                activation_parameter, totals[2 * unit], totals[2 * unit + 1], geometry[TRAINING], grad_total,
             )  # fmt: skip
 
     return input_gradient
@@ -410,9 +411,11 @@ BUILDERS = {
     "apply": build_apply,
     **backwards(build_backward),
     "reduce": build_reduce,
+    "reduce_kept": partial(build_reduce, keeps=True),
     "reduce_behind": partial(build_reduce, adds_behind=True),
     "combine": build_combine,
     "input_gradient": build_input_gradient,
+    "input_gradient_kept": partial(build_input_gradient, keeps=True),
     "input_gradient_behind": partial(build_input_gradient, adds_behind=True),
     "input_gradient_total": partial(build_input_gradient, adds_gradient=True),
     "input_gradient_behind_total": partial(build_input_gradient, adds_behind=True, adds_gradient=True),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, VECTOR, by_vectors, in_tiles, padded
-from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS, BackwardPlan, ForwardPlan, Plan
+from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS, MOST_KEPT, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward, makes_twice
 from fusednorm.backends.cpu.threads import Loop
-from fusednorm.problem import Problem
+from fusednorm.problem import DTYPE_BYTES, Problem
 
 
 def _module(problem: Problem) -> str:
@@ -131,21 +131,27 @@ class PlanesSplitBackward(BackwardPlan):
     module = "planes"
 
     def loops(self) -> list[Loop]:
-        tasks = self.tasks * self.channels
+        tasks, keeps = self.tasks * self.channels, self.wants_input and self.keeps_dz()
         self.reserve(partials=2 * tasks, sums=2 * self.samples * self.channels, totals=2 * self.num_statistics)
+        if keeps:
+            self.reserve(kept=tasks * padded(int(self.geometry[PIECE])))
         loops = [
-            self.loop(self.reduce(), tasks, 2 * self.work_bytes),
+            self.loop(self.reduce(keeps), tasks, 2 * self.work_bytes),
             self.loop(self.kernel("combine", activated=False), self.num_statistics, 16 * tasks),
         ]
         if self.wants_input:
-            loops.append(self.loop(self.input_gradient(), tasks, 2 * self.work_bytes))
+            loops.append(self.loop(self.input_gradient(keeps), tasks, 2 * self.work_bytes))
         return [*loops, *self.parameter_loops()]
 
-    def reduce(self) -> int:
-        return self.kernel("reduce")
+    def keeps_dz(self) -> bool:
+        """Whether dz of an activation with an exponential is kept between the two passes, in the compute dtype."""
+        return self.keeps(0) and self.problem.view.numel <= MOST_KEPT[DTYPE_BYTES[self.problem.dtype]]
 
-    def input_gradient(self) -> int:
-        return self.kernel("input_gradient")
+    def reduce(self, keeps: bool) -> int:
+        return self.kernel("reduce" + self.variant(keeps))
+
+    def input_gradient(self, keeps: bool) -> int:
+        return self.kernel("input_gradient" + self.variant(keeps), activated=not keeps)
 
 
 class PlanesSplitSumBackward(SumBackward, PlanesSplitBackward):
@@ -159,8 +165,11 @@ class PlanesSplitSumBackward(SumBackward, PlanesSplitBackward):
             self.keep_for_workers(padded(int(self.geometry[PIECE])))
         return loops
 
-    def reduce(self) -> int:
+    def keeps_dz(self) -> bool:
+        return False
+
+    def reduce(self, keeps: bool) -> int:
         return self.kernel("reduce" if self.added.post_layout is None else "reduce_behind")
 
-    def input_gradient(self) -> int:
+    def input_gradient(self, keeps: bool) -> int:
         return self.kernel("input_gradient" + self.variant(keeps=False), activated=self.added.post_layout is None)

@@ -15,7 +15,7 @@ from fusednorm.backends.cpu.geometry import (
     TOGETHER,
     VECTOR,
 )
-from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan, in_lines
+from fusednorm.backends.cpu.plans.base import MOST_KEPT, BackwardPlan, ForwardPlan, Plan, in_lines
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward, makes_twice
 from fusednorm.backends.cpu.threads import SERIAL_BYTES, Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -23,10 +23,6 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 #: A step of the whole-sample order takes samples of about this many bytes together, so that calls cost little; but a
 #: loop that threads share has so many steps if it can.
 STEP_BYTES, STEPS = 1 << 16, 8
-#: The most elements of which dz is kept, by the bytes of one. On an AMD processor group_norm of (1, 128, 64, 64) with
-#: silu takes 255 us in two threads in float32 with dz kept, and 320 with dz made twice, in bfloat16 263 and 385, with
-#: gelu 345 and 516, of (4, 320, 56, 56) in bfloat16 with silu 1880 and 2550, but in float32 2920 and 2310.
-MOST_KEPT = {2: 1 << 23, 4: 1 << 20, 8: 1 << 20}
 #: Positions of a sample that share a scale and shift, at most, where rows make A and B as they need them.
 FEW_POSITIONS = 64
 
