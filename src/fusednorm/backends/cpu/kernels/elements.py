@@ -285,6 +285,21 @@ def advanced(typing_context, p, n):
 
 
 @intrinsic
+def prefetch(typing_context, p, i):
+    """Fetch the cache line of an element that will be needed, which may lie behind the end of its array."""
+
+    def codegen(context, builder, signature, arguments):
+        place = builder.gep(arguments[0], [arguments[1]])
+        integer = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, integer, integer, integer])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+        builder.call(function, [place, integer(0), integer(2), integer(1)])  # into the L2
+        return void_value(context)
+
+    return types.void(p, types.int64), codegen
+
+
+@intrinsic
 def to_bits(typing_context, value):
     """The bits of a float as a signed integer of its width."""
     floating, integer = _BITS[value.bitwidth]
