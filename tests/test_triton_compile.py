@@ -207,6 +207,15 @@ def test_sums_move_each_tensor_once(sums: tuple[str, ...], moved: tuple[int, int
     assert tuple(found) == (moved[0] + weights, moved[1])
 
 
+def test_odd_planes_find_their_places_again_behind_the_statistics() -> None:
+    """Each division by the length of a plane is made for the loads, and again for the stores; in between no register
+    keeps what it gave."""
+    for made in _launches("sm_90", [Case("batch_norm", 0, (11, 320, 25, 25), FP32, "relu", instance=HELD)]):
+        assert made.numbers["BLOCK_R"] == 0
+        thread = made.numbers["BLOCK_K"] // (32 * made.launch.options["num_warps"])
+        assert len(re.findall(r"mul\.hi", lowered(made, "ptx"))) == 2 * thread
+
+
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", TARGETS)
