@@ -500,6 +500,17 @@ def test_each_gradient_of_short_planes_of_batch_norm_alone(activation: str | Non
         torch.set_num_threads(threads)
 
 
+def test_sums_of_short_planes_of_many_samples_do_not_drift() -> None:
+    """A lane that added all of a channel in float32 would be off by 1e-4."""
+    x, grad, ones = torch.randn(20000, 1, 16), torch.full((20000, 1, 16), 0.1), torch.ones(1)
+    operands = BackwardOperands(grad, x, torch.zeros(1), ones, ones, ones, None, None)
+    problem = backward_problem(norm_of("batch_norm"), operands)
+    assert by_vectors(problem)
+    found = PLANES.plan(problem)(operands, ALL)
+    assert found.bias is not None
+    torch.testing.assert_close(found.bias.double(), grad.double().sum((0, 2)), rtol=5e-6, atol=0)
+
+
 def test_a_backward_of_very_many_samples_keeps_no_planes_of_them_all() -> None:
     problem = _backward_of(Workload("batch_norm", (4, 16, 4, 4), 0, "float32", "nchw", "silu"))
     for samples, together in ((1023, True), (1024, False)):
@@ -667,10 +678,12 @@ def test_planes_of_a_few_vectors(length: int, dtype: str, activation: str | None
     assert torch.count_nonzero(bare[0, 1]) == 0
 
 
-#: Whose backward in two passes keeps dz: slabs of one sample and of several to a worker, of more channels than are
-#: summed at a time, of rows of several positions, and of channels_first that is read as channels_last; pieces of
-#: planes, whole ones and the last of a plane, of one channel and of samples' ones.
+#: Whose backward in two passes keeps dz: slabs of one sample, of several to each of two workers and parts of a sample,
+#: of more channels than are summed at a time, of rows of several positions, and of channels_first that is read as
+#: channels_last; pieces of planes, whole ones and the last of a plane, of one channel and of samples' ones.
 KEPT = [
+    Workload("group_norm", (2, 40, 191, 193), 10, "bfloat16", "nhwc", "silu"),
+    Workload("group_norm", (16, 64, 32, 32), 32, "float32", "nhwc", "silu"),
     Workload("group_norm", (1, 64, 33, 31), 32, "bfloat16", "nhwc", "silu"),
     Workload("group_norm", (70, 48, 3, 3), 4, "float32", "nhwc", "gelu", modulated=True),
     Workload("group_norm", (3, 1100, 5, 7), 10, "float16", "nhwc", "silu"),

@@ -321,8 +321,9 @@ def build_reduce(element: Element, value, pullback, keeps=False):
     slab_sums = _slab_sums(element, pullback, keeps)
 
     def reduce(grad, x, kept, coefficients, partials, geometry, activation_parameter, worker, start, stop):
-        coefficients = coefficients_from(coefficients, geometry, worker, start // geometry[PIECES])
-        kept = kept_from(kept, geometry, worker, start // geometry[PIECES])
+        first = start // geometry[PIECES]
+        coefficients = coefficients_from(coefficients, geometry, worker, first)
+        kept = kept_from(kept, geometry, worker, first)
         for task in range(start, stop):
             slab_sums(grad, x, kept, coefficients, partials, geometry, activation_parameter, task)
 
@@ -415,27 +416,19 @@ def build_shared_gradients(element: Element, value, pullback):
     return shared_gradients
 
 
-def build_input_gradient(element: Element, value, pullback, adds_gradient=False):
-    """The input's gradient of slabs start to stop, with ``adds_gradient`` to which ``grad_total`` is added."""
-    of_slab = gradient_slab(element, pullback, adds_gradient=adds_gradient)
+def build_input_gradient(element: Element, value, pullback, keeps=False, adds_gradient=False):
+    """The input's gradient of slabs start to stop, with ``keeps`` from dz that was kept, by a kernel without an
+    activation; with ``adds_gradient`` ``grad_total`` is added to it."""
+    of_slab = gradient_slab(element, pullback, adds_gradient=adds_gradient, kept=keeps)
 
-    def input_gradient(grad, x, dx, coefficients, grad_total, geometry, activation_parameter, worker, start, stop):
-        coefficients = coefficients_from(coefficients, geometry, worker, start // geometry[PIECES])
+    def input_gradient(
+        grad, x, dx, kept, coefficients, grad_total, geometry, activation_parameter, worker, start, stop
+    ):
+        first = start // geometry[PIECES]
+        coefficients = coefficients_from(coefficients, geometry, worker, first)
+        dz = kept_from(kept, geometry, worker, first) if keeps else grad
         for task in range(start, stop):
-            of_slab(grad, x, dx, coefficients, grad_total, geometry, activation_parameter, task)
-
-    return input_gradient
-
-
-def build_kept_gradient(element: Element, value, pullback):
-    """The same from dz, which was kept."""
-    of_slab = gradient_slab(element, pullback, kept=True)
-
-    def input_gradient(kept, x, dx, coefficients, grad_total, geometry, activation_parameter, worker, start, stop):
-        coefficients = coefficients_from(coefficients, geometry, worker, start // geometry[PIECES])
-        kept = kept_from(kept, geometry, worker, start // geometry[PIECES])
-        for task in range(start, stop):
-            of_slab(kept, x, dx, coefficients, grad_total, geometry, activation_parameter, task)
+            of_slab(dz, x, dx, coefficients, grad_total, geometry, activation_parameter, task)
 
     return input_gradient
 
@@ -448,6 +441,6 @@ BUILDERS = {
     "gradient_coefficients": build_gradient_coefficients,
     "shared_gradients": build_shared_gradients,
     "input_gradient": build_input_gradient,
-    "input_gradient_kept": build_kept_gradient,
+    "input_gradient_kept": partial(build_input_gradient, keeps=True),
     "input_gradient_total": partial(build_input_gradient, adds_gradient=True),
 }
