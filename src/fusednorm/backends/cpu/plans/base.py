@@ -360,10 +360,10 @@ class BackwardPlan(Plan):
         """The loops of a call, with their workspace reserved."""
         raise NotImplementedError
 
-    def keeps(self, elements: int) -> bool:
+    def keeps(self, elements: int, most: int = KEPT_ELEMENTS) -> bool:
         """Whether units of so many elements keep dz between two passes: that moves 8 bytes per element in cache."""
         activation = self.problem.norm.activation
-        return activation is not None and activation.derivative_flops > COSTLY_FLOPS and elements <= KEPT_ELEMENTS
+        return activation is not None and activation.derivative_flops > COSTLY_FLOPS and elements <= most
 
     def variant(self, keeps: bool) -> str:
         """What is behind the name of a kernel that takes dz through both passes."""

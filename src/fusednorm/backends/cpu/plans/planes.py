@@ -145,7 +145,7 @@ class PlanesSplitBackward(BackwardPlan):
 
     def keeps_dz(self) -> bool:
         """Whether dz of an activation with an exponential is kept between the two passes, in the compute dtype."""
-        return self.keeps(0) and self.problem.view.numel <= MOST_KEPT[DTYPE_BYTES[self.problem.dtype]]
+        return self.keeps(self.problem.view.numel, MOST_KEPT[DTYPE_BYTES[self.problem.dtype]])
 
     def reduce(self, keeps: bool) -> int:
         return self.kernel("reduce" + self.variant(keeps))

@@ -211,7 +211,7 @@ class SlabsBackward(BackwardPlan):
         """Whether dz of an activation with an exponential is kept between the two passes, in the compute dtype."""
         view = self.problem.view
         elements = view.numel // max(1, view.samples) if self.whole else view.numel
-        return self.keeps(0) and elements <= MOST_KEPT[DTYPE_BYTES[self.problem.dtype]]
+        return self.keeps(elements, MOST_KEPT[DTYPE_BYTES[self.problem.dtype]])
 
     def reduce(self, keeps: bool) -> int:
         return self.kernel("reduce" + self.variant(keeps))

@@ -15,6 +15,7 @@ from fusednorm.backends.cpu.plans.base import (
     CODES,
     FORWARD,
     FORWARD_PLACE,
+    KEPT_ELEMENTS,
     NOTHING,
     BackwardPlan,
     ForwardPlan,
@@ -171,8 +172,8 @@ class SumBackward(BackwardPlan):
         self.added = problem.added
         super().__init__(problem, *order)
 
-    def keeps(self, elements: int) -> bool:
-        return self.added.post_layout is not None or super().keeps(elements)
+    def keeps(self, elements: int, most: int = KEPT_ELEMENTS) -> bool:
+        return self.added.post_layout is not None or super().keeps(elements, most)
 
     def variant(self, keeps: bool) -> str:
         kept = "_behind" if self.added.post_layout is not None else super().variant(keeps)
