@@ -72,6 +72,10 @@ def _by_size(problem: Problem, seen: HeldUnits) -> HeldConfig:
     alone = seen.across == "sample" and not seen.contiguous and (own or seen.elements >= 256)
     if seen.elements == 512 and seen.units > 4 * PROCESSORS and not narrow and seen.affine != 3:
         alone = False  # (8, 700, 6, 6) in bf16 takes 2.5 us backward with two units to a program, and 2.8 with one
+    sparse = seen.elements == 1024 and 8 * problem.reduced <= 5 * seen.elements and not narrow
+    planes = seen.across == "channel" and problem.view.group_channels == 1 and problem.norm.activation is None
+    if problem.backward and sparse and planes and DTYPE_BYTES[problem.dtype] == 2 and seen.units > 64 * PROCESSORS:
+        return HeldConfig(2, 2)  # (58, 192, 24, 24) in fp16 takes 13.7 us so, and 15.9 with one unit
     units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
     units = max(1, min(units, _fitting(seen), most_together(problem, seen)))
     thread = _held_thread(problem, seen, units * seen.elements, not seen.contiguous and least > 1)

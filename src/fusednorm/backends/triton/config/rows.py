@@ -222,6 +222,12 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         if 128 <= block <= 256:
             # 60000 x 96 takes 24.8 us so, and 32.6 with half as many rows, 30000 x 192 21.8 and 25.0.
             return RowsBackwardConfig(1024 // block, block // 128, 8 * PROCESSORS * 128 // block, stages=3)
+    sparse = not few and problem.added is None and _is_sparse(problem, block)
+    if sparse and size == 2 and block == 2048 and problem.norm.smooth and problem.norm.has_mean:
+        return _sparse_smooth_backward(problem, block)
+    if sparse and size == 4 and block == 1024 and problem.norm.has_mean and not problem.norm.smooth:
+        # (20000, 768) takes 48.7 us so, and 52.2 on one warp with half as many programs.
+        return RowsBackwardConfig(1, 2, 4 * PROCESSORS, stages=4)
     if size == 4 and wide and not few and block == 512 and 8 * view.channels <= 7 * block and not problem.norm.has_mean:
         # rms_norm of (60000, 308) takes 61 us so, and 70 with one row.
         return RowsBackwardConfig(2, 2, 4 * PROCESSORS, stages=4)
@@ -288,8 +294,15 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         return RowsBackwardConfig(rows, warps, programs, stages=4 if flying else 1)
     step = rows * block * size
     # (25676, 1322) in fp16 takes 70 us with 528, and 86 with 264.
-    busy = problem.norm.smooth or (block == 2048 and load_bytes(problem) < WIDE_LOAD)
+    # Sparse rows move fewer bytes: (17887, 1536) in bf16 takes 46.9 us with 528, and 50.1 with 264, rms_norm of (30000,
+    # 1280) in fp16 60.3 and 71.0, (40000, 640) 43.4 with 1056, and 47.9 with 528, (65536, 320) in bf16 39.0 with 1584,
+    # and 45.6 with 1056.
+    sparse = sparse and size == 2
+    busy = problem.norm.smooth or (block == 2048 and load_bytes(problem) < WIDE_LOAD) or sparse
     programs = PROCESSORS * max(2, PROCESSOR_BYTES * (2 if busy else 1) // step)
+    if sparse:
+        each = 12 if rows > 1 or problem.norm.has_mean else 8
+        programs = min(programs, each * PROCESSORS, most // (2 * PROCESSORS) * 2 * PROCESSORS)
     if block <= 128:  # (60000, 96) in fp16 takes 17.6 us with 2112 programs, and 18.7 with 1056
         programs = max(programs, min(16 * PROCESSORS, view.samples // LEAST_SUMMED))
     # An even number to a multiprocessor: (2000, 2048) in bf16 with silu takes 13.3 us with 264, and 15.2 with 375.
@@ -297,8 +310,25 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     # Steps of one row without a mean: rms_norm of (585480, 384) in bf16 takes 331 us with four, and 383 with three,
     # (26671, 512) in fp16 24.1 and 25.7.
     light = rows == 1 and block == 512 and not problem.norm.has_mean and not problem.norm.smooth
-    deep = (step >= 2048 or light) and row_window(problem) == 1
+    deep = (step >= 2048 or light or sparse) and row_window(problem) == 1
     return RowsBackwardConfig(rows, warps, programs, stages=4 if deep else 3)
+
+
+def _is_sparse(problem: Problem, block: int) -> bool:
+    """Whether an eighth of the lanes of rows of the widest loads is empty, which the kernel knows when it is compiled:
+    it has no registers and no instructions for these."""
+    return load_bytes(problem) == WIDEST_LOAD and block >= 256 and 8 * problem.view.channels <= 7 * block
+
+
+def _sparse_smooth_backward(problem: Problem, block: int) -> RowsBackwardConfig:
+    """Rows of 16 bits and 2048 lanes that are not full, with a smooth activation, on as few warps as have registers for
+    the lanes that there are: of (20000, 1152) in bf16 with silu a thread has 40 of 64, which takes 46.6 us, and 62 on
+    two warps, (35000, 1048) in fp16 75 and 102. Of (17887, 1536) with gelu it has 24 of 32, and six programs fit a
+    multiprocessor: 59.3 us, and 62.9 with four."""
+    most = 3 * problem.view.samples // (16 * PROCESSORS)  # whose sums are few beside the rows
+    if 8 * problem.view.channels <= 5 * block:
+        return RowsBackwardConfig(1, 1, max(2, min(8, most)) * PROCESSORS, stages=3)
+    return RowsBackwardConfig(1, 2, (6 if most >= 6 else max(2, min(4, most))) * PROCESSORS, stages=4)
 
 
 def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
@@ -359,6 +389,9 @@ def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
         most = 1 if load_bytes(problem) == WIDEST_LOAD and not short and view.samples <= least else min(most, 2)
     elif block == 4096 and warps == 8 and full and 2 * PROCESSORS < view.samples <= 4 * PROCESSORS:
         most = 1  # rms_norm of (280, 4096) in fp16 takes 7.0 us so, and 8.0 with two
+    if block == 4096 and warps == 8 and not full and problem.norm.has_mean and view.samples > least:
+        # (13615, 3072) in bf16 takes 67.0 us so, and 74.6 on 8 warps, (8000, 2560) 36.3 and 45.7.
+        return RowsBackwardConfig(1, 4, 2 * PROCESSORS, stages=4)
     # Windows take all registers: (1500, 4719) in bf16 takes 24.6 us so, and 29.1 with twice as many, rms_norm of (2299,
     # 4719) in fp16 29.4 and 32.1.
     programs = PROCESSORS * (1 if block == 8192 else min(most, 16 // warps))
@@ -389,6 +422,9 @@ def _pairs_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:
         # rms_norm of (3627, 2091) in bf16 with silu takes 25.8 us so, and 32.1 with a row to a program, of (520, 3072)
         # in fp16 with leaky_relu 7.8 and 9.1.
         return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
+    if block == 8192 and norm.smooth and not norm.has_mean and load == PAIR_LOAD and view.samples > 8 * PROCESSORS:
+        # A thread has 48 of 64 lanes: rms_norm of (25828, 5422) in bf16 with silu takes 378 us so, and 450 on 8 warps.
+        return RowsBackwardConfig(1, 4, 2 * PROCESSORS) if 4 * view.channels <= 3 * block else None
     if block == 8192 and load < PAIR_LOAD and norm.smooth and not norm.has_mean and view.samples <= 8 * PROCESSORS:
         # rms_norm of (765, 4323) in fp16 with silu takes 15.4 us so, and 20.7 with a row on 8 warps.
         return RowsBackwardConfig(2, 16, PROCESSORS) if 10 * view.channels <= 7 * block else None

@@ -153,8 +153,11 @@ def points_passes_for(sample: Problem) -> TilesConfig:
     read, output = found.reduction, replace(found.output, warps=2)
     if sample.view.channels > LONG_POINTS:
         # In halves: (1433, 1949) with silu takes 31.0 us in fp16 and 40.5 in fp32 so, and 68 and 62 as below, (2500,
-        # 701) with relu in fp16 19.3 and 42.7, but (5000, 301) with silu 18, and 17.4.
-        return TilesConfig(replace(read, positions=max(1, read.positions // 2), warps=2), found.output)
+        # 701) with relu in fp16 19.3 and 42.7, but (5000, 301) with silu 18, and 17.4. Few programs have more warps:
+        # (389, 871) in bf16 with gelu takes 9.3 us so, and 16.1 on two.
+        read = replace(read, positions=max(1, read.positions // 2))
+        count, blocks = -(-sample.view.spatial // read.positions), -(-sample.view.channels // read.channels)
+        return TilesConfig(replace(read, warps=4 if blocks * count <= 2 * PROCESSORS else 2), found.output)
     # (15869, 154) in fp16 takes 18.4 us so, and 21.0 with the warps the other way round. Of large tiles in halves
     # (23725, 33) in bf16 with leaky_relu takes 14.9 us, whole 19.1 on 8, and 26.3 on 4.
     if DTYPE_BYTES[sample.dtype] == 2 and read.channels * read.positions > 2048:
