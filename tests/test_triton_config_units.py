@@ -1702,8 +1702,6 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
          "backward", RowsBackwardConfig(1, 4, 264, stages=4)),
         (("layer_norm", 1, None, False), (20000, 768), torch.float32, False,
          "backward", RowsBackwardConfig(1, 2, 528, stages=4)),
-        (("rms_norm", 1, "silu", False), (25828, 5422), torch.bfloat16, False,
-         "backward", RowsBackwardConfig(1, 4, 264)),
         (("group_norm", 1, None, True), (65536, 42), torch.bfloat16, False, "forward", WholeConfig(8, 1)),
         (("batch_norm", 0, "gelu", True), (389, 871), torch.bfloat16, False,
          "backward", TilesConfig(PassConfig(32, 64, 1, 4), PassConfig(128, 8, 1, 4))),

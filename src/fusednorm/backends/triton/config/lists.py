@@ -136,9 +136,13 @@ def steps_configs(problem: Problem, default: StepsConfig) -> tuple[StepsConfig, 
 
 def rows_backwards(problem: Problem, default: RowsBackwardConfig) -> tuple[RowsBackwardConfig, ...]:
     """The default with other numbers of programs; then tiles of half to twice the default's size and 8 to 32 elements a
-    thread, on programs that fill a multiprocessor with 16 warps. Each plain, with steps in flight, and with rows loaded
-    twice."""
+    thread, or up to 40 of 64 lanes, on programs that fill a multiprocessor with 16 warps. Each plain, with steps in
+    flight, and with rows loaded twice."""
     block, count = power_of_two(problem.view.channels), problem.view.samples
+
+    def fits(rows: int, warps: int) -> bool:
+        lanes = _thread_elements(problem, rows * block, warps)
+        return 8 <= lanes <= 32 or (lanes == 64 and lanes * problem.view.channels <= 40 * block)
 
     def modes(tile: RowsBackwardConfig) -> Iterator[RowsBackwardConfig]:
         """The tile plain, with steps in flight, and loaded twice, as far as there are several steps and long rows."""
@@ -158,7 +162,7 @@ def rows_backwards(problem: Problem, default: RowsBackwardConfig) -> tuple[RowsB
                 yield replace(default, programs=programs)
         for rows in _powers(max(1, default.rows // 2), min(2 * default.rows, power_of_two(count))):
             for warps in WARPS:
-                if 8 <= _thread_elements(problem, rows * block, warps) <= 32:
+                if fits(rows, warps):
                     programs = PROCESSORS * min(4, max(1, 16 // warps))
                     yield from modes(RowsBackwardConfig(rows, warps, programs))
 

@@ -422,9 +422,6 @@ def _pairs_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:
         # rms_norm of (3627, 2091) in bf16 with silu takes 25.8 us so, and 32.1 with a row to a program, of (520, 3072)
         # in fp16 with leaky_relu 7.8 and 9.1.
         return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
-    if block == 8192 and norm.smooth and not norm.has_mean and load == PAIR_LOAD and view.samples > 8 * PROCESSORS:
-        # A thread has 48 of 64 lanes: rms_norm of (25828, 5422) in bf16 with silu takes 378 us so, and 450 on 8 warps.
-        return RowsBackwardConfig(1, 4, 2 * PROCESSORS) if 4 * view.channels <= 3 * block else None
     if block == 8192 and load < PAIR_LOAD and norm.smooth and not norm.has_mean and view.samples <= 8 * PROCESSORS:
         # rms_norm of (765, 4323) in fp16 with silu takes 15.4 us so, and 20.7 with a row on 8 warps.
         return RowsBackwardConfig(2, 16, PROCESSORS) if 10 * view.channels <= 7 * block else None

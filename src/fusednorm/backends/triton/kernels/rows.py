@@ -112,37 +112,39 @@ def store_sums(p_partials, p_grad_weight, p_grad_bias, b_p, b_q, share, shares, 
 
 
 @triton.jit
-def first_lane(n, sample, WINDOW: tl.constexpr):
-    """The lane at which rows begin in their first window."""
-    return (n * sample & (WINDOW - 1)).to(tl.int32)
-
-
-@triton.jit
-def lanes_of_rows(n, rows, low, held, K: tl.constexpr, WINDOW: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The lanes of rows to load and to store, by whole windows, of those that are ``held`` from lane ``low`` on.
+def lanes_of_rows(n, sample, rows, K: tl.constexpr, WINDOW: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The lanes that hold elements of rows, those to load and those to store by whole windows.
 
     A row's windows begin at the last aligned address before it. They may hold elements of the rows before and after it,
     but no memory beyond the last row.
     """
+    o_lane = tl.arange(0, BLOCK_K)[None, :]
     if WINDOW == 1:
-        return held & (n < rows), held & (n < rows)
+        held = (o_lane < K) & (n < rows)
+        return held, held, held
     else:
-        window = aligned(tl.arange(0, BLOCK_K)[None, :], WINDOW)
+        low, window = (n * sample % WINDOW).to(tl.int32), aligned(o_lane, WINDOW)
+        held = (o_lane >= low) & (o_lane < low + K) & (n < rows)
         ends = window + WINDOW <= low + K
         loaded = (window < low + K) & ((n < rows - 1) | (ends & (n < rows)))
-        return loaded, (window >= low) & ends & (n < rows)
+        return held, loaded, (window >= low) & ends & (n < rows)
 
 
 @triton.jit
-def load_rows(p_rows, n, rows, held, loaded, last, dtype: tl.constexpr, WINDOW: tl.constexpr):
+def load_rows(p_rows, held, loaded, last, dtype: tl.constexpr, K: tl.constexpr, WINDOW: tl.constexpr):
     """Rows of a tile, 0 where there is none. ``last``: whether the last row may be among them, whose last window is
-    loaded by an element."""
-    b = tl.load(p_rows, loaded, 0.0).to(dtype)
-    if WINDOW > 1:  # noqa: SIM102 (one is known when compiling, the other is not)
+    loaded by an element.
+
+    Zeros that come with the row, from where it waits, are data to the compiler. Those made here are not: of lanes that
+    are empty in all rows it keeps nothing in registers, and computes nothing.
+    """
+    b = tl.load(p_rows, loaded, 0.0)
+    if WINDOW > 1:
         if last:
-            broken = held & (n < rows) & (loaded == 0)
-            b = tl.where(broken, tl.load(p_rows, broken, 0.0).to(dtype), b)
-    return tl.where(held, b, 0.0)
+            b = tl.load(p_rows, held & (loaded == 0), b)
+        return tl.where(held, b, 0.0)
+    else:
+        return tl.where(tl.arange(0, b.shape[1])[None, :] < K, b.to(dtype), 0.0)
 
 
 @triton.jit
@@ -167,14 +169,14 @@ def store_rows(p_rows, b, held, stored, WINDOW: tl.constexpr):
 
 @triton.jit
 def behind_rows(
-    added, n, rows, positions, o_lane, held, loaded, last, dtype: tl.constexpr, ALIGN: tl.constexpr,
+    added, n, positions, o_lane, held, loaded, last, dtype: tl.constexpr, ALIGN: tl.constexpr, K: tl.constexpr,
     WINDOW: tl.constexpr,
 ):  # fmt: skip
     """post_add of rows, or None."""
     b_behind = None
     if added.behind is not None:
         o_row = begin_of_lanes(n, positions, added.behind_sample, added.behind_spatial, ALIGN, WINDOW)
-        b_behind = load_rows(added.behind + o_row + o_lane, n, rows, held, loaded, last, dtype, WINDOW)
+        b_behind = load_rows(added.behind + o_row + o_lane, held, loaded, last, dtype, K, WINDOW)
     return b_behind
 
 
@@ -235,31 +237,28 @@ def gradients_of_rows(
     else:
         first, stride = share, together
     n = begin + (first * BLOCK_U + tl.arange(0, BLOCK_U))[:, None].to(tl.int64)
-    o_k, low = no_wider(o_lane, ALIGN), 0
-    m_column = o_lane < K
+    o_k = no_wider(o_lane, ALIGN)
     if WINDOW > 1:
-        low = first_lane(n, x_sample, WINDOW)
-        o_k = o_lane - low
-        m_column = (o_lane >= low) & (o_lane < low + K)
+        o_k = o_lane - (n * x_sample % WINDOW).to(tl.int32)
+    m_column = o_lane < K if WINDOW == 1 else (o_k >= 0) & (o_k < K)
     if not RELOAD:
         gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
     for step in tl.range(0, steps, num_stages=STAGES):
         m_n = n < end
-        mask = m_column & m_n
-        loaded, stored = lanes_of_rows(n, end, low, m_column, K, WINDOW, BLOCK_K)
+        mask, loaded, stored = lanes_of_rows(n, x_sample, end, K, WINDOW, BLOCK_K)
         last = (first + step * stride + 1) * BLOCK_U >= rows
         p_grad = p_dy + begin_of_lanes(n, positions, dy_sample, dy_row, ALIGN, WINDOW) + o_lane
         p_in = p_x + begin_of_lanes(n, positions, x_sample, x_row, ALIGN, WINDOW) + o_lane
-        b_dy = load_rows(p_grad, n, end, m_column, loaded, last, dtype, WINDOW)
-        b_x = load_rows(p_in, n, end, m_column, loaded, last, dtype, WINDOW)
-        b_behind = behind_rows(added, n, end, positions, o_lane, m_column, loaded, last, dtype, ALIGN, WINDOW)
+        b_dy = load_rows(p_grad, mask, loaded, last, dtype, K, WINDOW)
+        b_x = load_rows(p_in, mask, loaded, last, dtype, K, WINDOW)
+        b_behind = behind_rows(added, n, positions, o_lane, mask, loaded, last, dtype, ALIGN, K, WINDOW)
         b_more = None  # of the gradient of the sum
         if added.grad_total is not None:
             p_more = added.grad_total + begin_of_lanes(n, positions, x_sample, x_row, ALIGN, WINDOW) + o_lane
-            b_more = load_rows(p_more, n, end, m_column, loaded, last, dtype, WINDOW)
+            b_more = load_rows(p_more, mask, loaded, last, dtype, K, WINDOW)
         if gated.before is not None:
             o_before = begin_of_lanes(n, positions, gated.before_sample, gated.before_row, ALIGN, WINDOW) + o_lane
-            b_before = load_rows(gated.before + o_before, n, end, m_column, loaded, last, dtype, WINDOW)
+            b_before = load_rows(gated.before + o_before, mask, loaded, last, dtype, K, WINDOW)
         mean, rstd = saved_statistics(p_mean, p_rstd, n, m_n)
         if RELOAD:
             gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
@@ -272,7 +271,7 @@ def gradients_of_rows(
             if RELOAD:
                 b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
                 b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
-                b_behind = behind_rows(added, n, end, positions, o_lane, m_column, loaded, last, dtype, ALIGN, WINDOW)
+                b_behind = behind_rows(added, n, positions, o_lane, mask, loaded, last, dtype, ALIGN, K, WINDOW)
                 gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
                 dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
             b_dx = tl.fma(dz, gain, -xhat * (total_q / K)[:, None])
