@@ -155,6 +155,28 @@ def test_a_mean_that_drifts(instance: str) -> None:
     assert faults(workload, inputs, run(workload, inputs, instance)) == []
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("length", [256, 257, 319, 371, 640, 1009, 1024, 1025])
+def test_rows_and_planes_up_to_those_that_chunks_take(length: int, dtype: str) -> None:
+    """With means that drift, and bits that depend on no other row; of equal numbers the variance is 0."""
+    for workload in (
+        Workload("layer_norm", (23, length), 1, dtype),
+        Workload("rms_norm", (6, length), 1, dtype, activation="silu"),
+        Workload("instance_norm", (3, 7, length), 0, dtype, "nchw"),
+        Workload("group_norm", (5, 6, length // 3), 2, dtype, "nchw", "relu"),
+    ):
+        inputs = draw(workload)
+        ramp = torch.linspace(0, 100, workload.shape[-1])
+        inputs = replace(inputs, input=(inputs.input + ramp).to(inputs.input.dtype))
+        assert faults(workload, inputs, run(workload, inputs)) == []
+    rows = torch.randn(23, length, dtype=torch.float64).add_(30).to(getattr(torch, dtype))
+    rows[5] = 0.1
+    with torch.no_grad():
+        whole = fusednorm.layer_norm(rows, (length,))
+        assert torch.equal(whole, torch.cat([fusednorm.layer_norm(row, (length,)) for row in rows.split(1)]))
+    assert torch.count_nonzero(whole[5]) == 0
+
+
 # --- tensors beyond the cache ---
 
 

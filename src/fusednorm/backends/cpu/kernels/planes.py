@@ -39,7 +39,7 @@ from fusednorm.backends.cpu.kernels.affine import affine, channel_affines, publi
 from fusednorm.backends.cpu.kernels.device import exact
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
-from fusednorm.backends.cpu.kernels.moments import SHORT, TOGETHER, merge, moments, strided_moments
+from fusednorm.backends.cpu.kernels.moments import merge, moments, strided_moments, units_together
 from fusednorm.backends.cpu.kernels.operands import converting, rounded_number
 from fusednorm.backends.cpu.kernels.plane_rows import (
     gradient_maker,
@@ -158,7 +158,7 @@ def _row_affines(element: Element):
 def build_forward(element: Element, value, pullback):
     """Units start to stop, each or a few short ones from statistics to output."""
     unit_moments, keep, apply_row = moments_of_units(element), publish(element), row_applier(element, value)
-    row_affines, scratch = _row_affines(element), accesses("float64").scratch
+    row_affines, scratch, at_once = _row_affines(element), accesses("float64").scratch, units_together(element)
 
     def forward(
         x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, activation_parameter, start, stop
@@ -167,7 +167,7 @@ def build_forward(element: Element, value, pullback):
         rows, length = rows_per_unit(geometry), geometry[SPATIAL]
         input_step = row_step(geometry, INPUT_SAMPLE, INPUT_STEP)
         output_step = row_step(geometry, OUTPUT_SAMPLE, OUTPUT_STEP)
-        together = TOGETHER if rows * length <= SHORT else 1
+        together = at_once(rows * length)
         for begin in range(start, stop, together):
             units = min(together, stop - begin)
             for u in range(units):

@@ -73,7 +73,7 @@ from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, unc
 from fusednorm.backends.cpu.kernels.elements import Element, advanced
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
-from fusednorm.backends.cpu.kernels.moments import CHUNK, SHORT, TOGETHER, moments
+from fusednorm.backends.cpu.kernels.moments import CHUNK, moments, units_together
 from fusednorm.backends.cpu.kernels.operands import converting, narrow, rounded_number, widened, widening
 from fusednorm.backends.cpu.kernels.sums import add_row
 from fusednorm.backends.cpu.kernels.variants import backwards, summed
@@ -162,7 +162,7 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     load = element.load_total if adds_before else element.load
     row_moments, as_read = moments(element._replace(load=load)), widened(element)
     add, make_row = add_row(element), partial(_row_loop, element, load, value, adds_behind)
-    wide_scratch = accesses("float64").scratch
+    wide_scratch, at_once = accesses("float64").scratch, units_together(element)
     apply_row = quantized_row(element, make_row, *quantized) if quantized else _plain_row(element, make_row)
 
     def forward(
@@ -179,7 +179,7 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
         output_sample, output_step = geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]
         post_sample, post_step = geometry[POST_SAMPLE], geometry[POST_STEP]
         centres, inverses = wide_scratch(), wide_scratch()
-        together = TOGETHER if length <= SHORT and not adds_before else 1
+        together = 1 if adds_before else at_once(length)
         # Loops over the groups of several rows: for one within another LLVM prepares a pointer per tensor at each row.
         n, k, i = start, 0, 0  # the row and the channel whose statistics are made, and where the row begins
         m, c, h, p, j, place = start, 0, 0, 0, 0, 0  # those whose output is made

@@ -130,6 +130,12 @@ def statistics_of_vectors(element: Element):
             keep(sums, u * VECTOR, load(x, i + u * step))
 
     @exact
+    def ends(x, i, step, units, length, sums):
+        for u in range(units):
+            at = i + u * step
+            keep(sums, u * VECTOR, load(x, at) + load(x, at + length - VECTOR))
+
+    @exact
     def deviate(x, i, step, units, length, pivots, sums, squares):
         whole = length - length % VECTOR
         for u in range(units):
@@ -147,11 +153,15 @@ def statistics_of_vectors(element: Element):
 
     @exact
     def statistics(x, i, step, units, length, eps, sums, squares, pivots, first, second, means, rstds):
-        """``second`` gets the variances. The pivot of a unit is the mean of its first vector: a sixteenth of it at
-        least, as moments.py asks."""
-        head(x, i, step, units, sums)
+        """``second`` gets the variances. The pivot of a unit is the mean of its first vector and, where that is less
+        than a quarter of it, of its last: a sixteenth of it at least, as moments.py asks."""
+        long = length > 4 * VECTOR
+        if long:
+            ends(x, i, step, units, length, sums)
+        else:
+            head(x, i, step, units, sums)
         keep(pivots, 0, run_totals(sums, 0, VECTOR, VECTOR))
-        divide(pivots, units, VECTOR)
+        divide(pivots, units, 2 * VECTOR if long else VECTOR)
         deviate(x, i, step, units, length, pivots, sums, squares)
         keep(first, 0, run_totals(sums, 0, VECTOR, VECTOR))
         keep(second, 0, run_totals(squares, 0, VECTOR, VECTOR))

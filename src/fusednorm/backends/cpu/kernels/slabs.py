@@ -47,7 +47,7 @@ from fusednorm.backends.cpu.kernels.elements import Element, advanced
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.lanes import lanes
 from fusednorm.backends.cpu.kernels.mathematics import cheap
-from fusednorm.backends.cpu.kernels.moments import HEAD, merge, moments
+from fusednorm.backends.cpu.kernels.moments import ENDS, merge, moments
 from fusednorm.backends.cpu.kernels.operands import converting, rounded_number
 from fusednorm.problem import DTYPE_BYTES
 
@@ -199,8 +199,8 @@ def row_adder(element: Element, load_at=None):
 
 @cache
 def pivot_finder(element: Element, load_at=None):
-    """find_pivot(x, i, step, rows, n, together, pivot): the means of n columns over some of the rows, whose elements
-    are ``together`` positions, repeated. ``load_at`` as there."""
+    """find_pivot(x, i, step, rows, n, together, pivot): the means of n columns over some rows, half of them the first
+    and half the last, whose elements are ``together`` positions, repeated. ``load_at`` as there."""
     at, nearest, add_first, T = load_at or by_column(element), element.round, element.add_first, element.compute
 
     @exact
@@ -209,19 +209,23 @@ def pivot_finder(element: Element, load_at=None):
             pivot[c] = T(0)
         if rows == 0:
             return
-        head = max(rows // HEAD, min(rows, (FEWEST_POSITIONS + together - 1) // together))
-        quads = head - head % 4
-        for r in range(0, quads, 4):
+        some = max(rows // ENDS, min(rows, (FEWEST_POSITIONS + together - 1) // together))
+        half = some // 2
+        pairs, apart = half - half % 2, (rows - half) * step
+        for r in range(0, pairs, 2):
             i0 = i + r * step
-            i1, i2, i3 = i0 + step, i0 + 2 * step, i0 + 3 * step
+            i1, i2, i3 = i0 + step, i0 + apart, i0 + apart + step
             for c in range(n * together):
                 add_first(pivot, c, (at(x, i0 + c, c) + at(x, i1 + c, c)) + (at(x, i2 + c, c) + at(x, i3 + c, c)))
-        for r in range(quads, head):
+        for r in range(pairs, half):
+            for c in range(n * together):
+                add_first(pivot, c, at(x, i + r * step + c, c) + at(x, i + r * step + apart + c, c))
+        for r in range(half, some - half):
             for c in range(n * together):
                 add_first(pivot, c, at(x, i + r * step + c, c))
         fold(pivot, n, together)
         for c in range(n):
-            pivot[c] = nearest(pivot[c] / T(head * together))
+            pivot[c] = nearest(pivot[c] / T(some * together))
         repeated(pivot, 0, n, n * together)
 
     return find_pivot
