@@ -41,7 +41,7 @@ def merge(count, mean, m2, other_count, other_mean, other_m2):
     return total, mean + delta * weight, m2 + other_m2 + (delta * count) * (delta * weight)
 
 
-def shortest(element: Element) -> int:
+def longest_short(element: Element) -> int:
     """The elements up to which a row of a dtype is short."""
     return SHORT_16 if element.dtype in ("float16", "bfloat16") else SHORT
 
@@ -49,7 +49,7 @@ def shortest(element: Element) -> int:
 @cache
 def units_together(element: Element):
     """units_together(n): how many units of n elements are taken together."""
-    short = shortest(element)
+    short = longest_short(element)
 
     @exact
     def units_together(n):
@@ -62,7 +62,7 @@ def units_together(element: Element):
 def moments(element: Element, vectors: bool = True):
     """moments(x, offset, n, rms) -> (mean, M2) in float64 of n contiguous elements; rms: (0, sum of squares). Without
     ``vectors`` the element's load takes one at a time, of whatever x is."""
-    load, nearest, T, short = element.load, element.round, element.compute, shortest(element)
+    load, nearest, T, short = element.load, element.round, element.compute, longest_short(element)
     vector = lanes(element.dtype)
     load_vector = vector.load_total if load is element.load_total else vector.load
     spread, behind, totals = vector.spread, vector.behind, vector.totals

@@ -293,11 +293,11 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         flying = block == 256 and size == 2 and problem.norm.has_mean and 8 * view.channels > 5 * block and not few
         return RowsBackwardConfig(rows, warps, programs, stages=4 if flying else 1)
     step = rows * block * size
-    # (25676, 1322) in fp16 takes 70 us with 528, and 86 with 264.
     # Sparse rows move fewer bytes: (17887, 1536) in bf16 takes 46.9 us with 528, and 50.1 with 264, rms_norm of (30000,
     # 1280) in fp16 60.3 and 71.0, (40000, 640) 43.4 with 1056, and 47.9 with 528, (65536, 320) in bf16 39.0 with 1584,
     # and 45.6 with 1056.
     sparse = sparse and size == 2
+    # (25676, 1322) in fp16 takes 70 us with 528, and 86 with 264.
     busy = problem.norm.smooth or (block == 2048 and load_bytes(problem) < WIDE_LOAD) or sparse
     programs = PROCESSORS * max(2, PROCESSOR_BYTES * (2 if busy else 1) // step)
     if sparse:

@@ -156,8 +156,8 @@ def points_passes_for(sample: Problem) -> TilesConfig:
         # 701) with relu in fp16 19.3 and 42.7, but (5000, 301) with silu 18, and 17.4. Few programs have more warps:
         # (389, 871) in bf16 with gelu takes 9.3 us so, and 16.1 on two.
         read = replace(read, positions=max(1, read.positions // 2))
-        count, blocks = -(-sample.view.spatial // read.positions), -(-sample.view.channels // read.channels)
-        return TilesConfig(replace(read, warps=4 if blocks * count <= 2 * PROCESSORS else 2), found.output)
+        few = _one_tile_programs(sample.view, read) <= 2 * PROCESSORS
+        return TilesConfig(replace(read, warps=4 if few else 2), found.output)
     # (15869, 154) in fp16 takes 18.4 us so, and 21.0 with the warps the other way round. Of large tiles in halves
     # (23725, 33) in bf16 with leaky_relu takes 14.9 us, whole 19.1 on 8, and 26.3 on 4.
     if DTYPE_BYTES[sample.dtype] == 2 and read.channels * read.positions > 2048:
@@ -531,7 +531,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     few = size == 4 if write < WRITE_CHANNELS else not two
     warps = max(1, elements * share // (512 if few else 1024))
     output = PassConfig(write, max(1, elements // write), 2 if two else 1, warps)
-    large = _written(view, output) > 8 * PROCESSORS and problem.direction != "inference"
+    large = _one_tile_programs(view, output) > 8 * PROCESSORS and problem.direction != "inference"
     if size == 2 and write == WRITE_CHANNELS and large:
         # batch_norm of (61, 1024, 16, 17) in fp16 with gelu_tanh takes 30.8 us so, and 32.2 in half of it on half.
         output = replace(output, positions=2 * output.positions, warps=2 * output.warps)
@@ -578,14 +578,14 @@ def _gradients_of_channels(problem: Problem, write: int) -> PassConfig:
     return PassConfig(write, 2048 // write, 1, 4)
 
 
-def _written(view: View, tile: PassConfig) -> int:
-    """The programs of a pass that writes, with one such tile each."""
+def _one_tile_programs(view: View, tile: PassConfig) -> int:
+    """The programs of a pass with one such tile each."""
     return view.samples * -(-view.channels // tile.channels) * -(-view.spatial // tile.positions)
 
 
 def _spread(view: View, tile: PassConfig) -> PassConfig:
     """The pass that writes with one tile to a program where there would be few programs."""
-    return tile if _written(view, tile) > 4 * PROCESSORS else replace(tile, tiles=1)
+    return tile if _one_tile_programs(view, tile) > 4 * PROCESSORS else replace(tile, tiles=1)
 
 
 def _with_positions(

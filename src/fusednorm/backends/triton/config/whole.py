@@ -92,14 +92,8 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
             # layer_norm of (2048, 2048) in bf16 takes 6.2 us so, and 6.9 with one, of (8412, 948) in fp16 10.7 and
             # 11.8, instance_norm of (85, 54, 32, 32) 6.3 and 7.2.
             return WholeConfig(2, block // 512)
-        if (
-            simple
-            and block == 1024
-            and size == 2
-            and not narrow
-            and units > 64 * PROCESSORS
-            and _is_sparse_plane(problem)
-        ):
+        planes = simple and size == 2 and not narrow and _is_sparse_plane(problem)
+        if planes and block == 1024 and units > 64 * PROCESSORS:
             return WholeConfig(2, 1)  # instance_norm of (58, 192, 24, 24) in fp16 takes 8.8 us so, and 9.3 with one
         if not problem.norm.has_mean and block == 1024 and size == 2 and not narrow and _some(problem):
             return WholeConfig(2, 2)  # rms_norm of (4343, 1024) in bf16 with relu takes 6.4 us so, and 7.3 with one
