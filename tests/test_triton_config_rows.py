@@ -85,6 +85,15 @@ def test_the_sums_of_a_backwards_programs_are_few_beside_its_rows(size: int) -> 
         assert config.rows * power_of_two(size) in (256 * config.warps, 512 * config.warps, 1024 * config.warps)
 
 
+@pytest.mark.parametrize(("size", "listed"), [(1024, True), (1152, True), (1280, True), (1288, False), (2048, False)])
+def test_tuning_tries_rows_of_few_of_64_lanes_a_thread(size: int, listed: bool) -> None:
+    """1024 elements fill 32 of a thread of one warp."""
+    x = torch.empty(20000, size, dtype=torch.bfloat16, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    configs = instances.ROWS.configs(problem)
+    assert any(config.rows == config.warps == 1 for config in configs) is listed
+
+
 @pytest.mark.parametrize(
     ("samples", "size", "instance"),
     [

@@ -1682,6 +1682,8 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
          "backward", RowsBackwardConfig(1, 2, 792, stages=4)),
         (("layer_norm", 1, None, False), (17887, 1536), torch.bfloat16, False,
          "backward", RowsBackwardConfig(1, 2, 528, stages=4)),
+        (("layer_norm", 1, "silu", False), (4000, 1536), torch.bfloat16, False,
+         "backward", RowsBackwardConfig(1, 2, 528, stages=4)),
         (("layer_norm", 1, "gelu", False), (20000, 768), torch.float16, False,
          "backward", RowsBackwardConfig(1, 1, 1056, stages=4)),
         (("rms_norm", 1, None, False), (30000, 1280), torch.float16, False,
