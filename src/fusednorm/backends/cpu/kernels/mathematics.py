@@ -144,7 +144,11 @@ def _sigmoid_and_slope(decay, number):
         inverse = one / (one + e)
         return (e * inverse) * inverse
 
-    return sigmoid, sigmoid_slope
+    @inlined
+    def gate_slope(z, unused):
+        return sigmoid_slope(z)
+
+    return sigmoid, sigmoid_slope, gate_slope
 
 
 def _tanh_32(decay):
@@ -246,13 +250,14 @@ def _primitives(dtype, derivative):
     else:
         number, decay = F, _decay_32("derivative" if derivative else dtype)
         tanh, normal = _tanh_32(decay), _normal_32(decay)
-    sigmoid, sigmoid_slope = _sigmoid_and_slope(decay, number)
+    sigmoid, sigmoid_slope, gate_slope = _sigmoid_and_slope(decay, number)
     return {
         "const": number,
         "where": where,
         "fma": fma,
         "sigmoid": sigmoid if derivative else _sigmoid(decay, number),
         "sigmoid_slope": sigmoid_slope,
+        "gate_slope": gate_slope,
         "tanh": tanh,
         "normal_cdf": _normal_cdf_16(decay) if short else normal[0],
         "normal_pdf": normal[1],

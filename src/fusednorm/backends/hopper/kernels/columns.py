@@ -246,5 +246,5 @@ def columns_backward(
                 x_slots, dy_slots, p_weight, p_bias, p_scale, p_shift, sample, step, o_row, b_mean, b_rstd, alpha,
                 m_lane, DERIVATIVE, DTYPE, WHOLE, K, WORDS, VALUES,
             )  # fmt: skip
-            b_dx = (gl.fma(dz, gain, -xhat * b_mean_q) - b_mean_p) * b_rstd
+            b_dx = (gl.fma(dz, gain, xhat * -b_mean_q) - b_mean_p) * b_rstd
             store_rows(p_first, m_stored, step, b_dx, dx_channel, DTYPE, K, ROWS, WORDS)

@@ -232,7 +232,7 @@ def resident_backward(
                     b_dz = b_dy
                 else:
                     b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain, offset), alpha)
-                b_dx = gl.fma(b_dz, gain, -gl.fma(b_centred * rstd, scaled_q, scaled_p))
+                b_dx = gl.fma(b_dz, gain, gl.fma(b_centred * rstd, -scaled_q, -scaled_p))
                 if p_grad_sum is not None:
                     b_dx += values_of(b_more, VALUES, DTYPE)
                 b_dx = words_of(b_dx, WORDS, DTYPE)

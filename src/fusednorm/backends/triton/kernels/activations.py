@@ -21,6 +21,7 @@ from fusednorm.activations import (
     NORMAL_TAIL_16,
     NORMAL_TAIL_32,
     NORMAL_TAIL_64,
+    NORMAL_TAIL_SUMMED,
     TANH_32,
     TANH_64_BOTTOM,
     TANH_64_TOP,
@@ -29,6 +30,7 @@ from fusednorm.activations import (
 from fusednorm.problem import DTYPE_BYTES
 
 _TAIL_16, _TAIL_32, _TAIL_64 = map(tl.constexpr, (NORMAL_TAIL_16, NORMAL_TAIL_32, NORMAL_TAIL_64))
+_TAIL_SUMMED = tl.constexpr(NORMAL_TAIL_SUMMED)
 _TANH_32 = tl.constexpr(TANH_32)
 _TANH_TOP, _TANH_BOTTOM = tl.constexpr(TANH_64_TOP), tl.constexpr(TANH_64_BOTTOM)
 
@@ -63,8 +65,14 @@ def polynomial(x, COEFFICIENTS: tl.constexpr):
 
 
 @triton.jit
+def like(value, x):
+    """A constant in the dtype of x; a tensor is left as it is."""
+    return value if isinstance(value, tl.tensor) else tl.full((), value, x.dtype)
+
+
+@triton.jit
 def fma(a, b, c):
-    return tl.fma(a, b, c)
+    return tl.fma(a, like(b, a), like(c, a))
 
 
 @triton.jit
@@ -128,6 +136,15 @@ def sigmoid_slope(z):
     return (e * inverse) * inverse
 
 
+def gate_slope(z, gate):
+    return sigmoid_slope(z)
+
+
+def gate_slope_16(z, gate):
+    """gate_slope under gradients of 16 bits: near a gate of 1 it errs by its last place, as the sum with the gate does."""
+    return tl.fma(gate * -1.0, gate, gate)
+
+
 def tanh(z):
     """An odd function below 0.625, where 1 - 2 e / (1 + e) would cancel: a polynomial in fp32, a quotient in fp64."""
     size = tl.abs(z)
@@ -163,6 +180,14 @@ def normal_cdf_16(z):
     return tl.where(z < 0.0, tail, 1.0 - tail)
 
 
+def normal_cdf_summed(z):
+    """normal_cdf for gradients of 16 bits and their sums."""
+    one = tl.full((), 1.0, z.dtype)
+    t = reciprocal(tl.fma(tl.abs(z), one * 0.36062445840513924, one))
+    tail = gaussian(z) * (t * polynomial(t, _TAIL_SUMMED))
+    return tl.where(z < 0.0, tail, 1.0 - tail)
+
+
 def normal_pdf(z):
     return 0.3989422804014327 * gaussian(z)
 
@@ -173,8 +198,9 @@ def _compiled(function: FunctionType) -> Any:
 
 
 @cache
-def _primitives(nvidia: bool, derivative: bool) -> dict[str, Any]:
-    """The primitives, in fp32 over NVIDIA's instructions or else over what Triton makes of any dtype."""
+def _primitives(nvidia: bool, derivative: bool, short: bool) -> dict[str, Any]:
+    """The primitives, in fp32 over NVIDIA's instructions or else over what Triton makes of any dtype; ``short``: for
+    tensors of 16 bits."""
     names = {
         "tl": tl,  # the interpreter looks for it in every function
         "polynomial": polynomial,
@@ -184,22 +210,25 @@ def _primitives(nvidia: bool, derivative: bool) -> dict[str, Any]:
         "_TAIL_16": _TAIL_16,
         "_TAIL_32": _TAIL_32,
         "_TAIL_64": _TAIL_64,
+        "_TAIL_SUMMED": _TAIL_SUMMED,
         "_TANH_32": _TANH_32,
         "_TANH_TOP": _TANH_TOP,
         "_TANH_BOTTOM": _TANH_BOTTOM,
     }
+    normal_cdf_short = normal_cdf_summed if derivative else normal_cdf_16
     primitives = {
-        "sigmoid": sigmoid if derivative else sigmoid_alone,
+        "sigmoid": sigmoid if derivative and not short else sigmoid_alone,
         "sigmoid_slope": sigmoid_slope,
+        "gate_slope": gate_slope_16 if short else gate_slope,
         "tanh": tanh,
-        "normal_cdf": normal_cdf,
-        "normal_cdf_16": normal_cdf_16,
+        "normal_cdf": normal_cdf_short if short else normal_cdf,
         "normal_pdf": normal_pdf,
     }
     found = {"const": const, "where": where, "fma": fma, "tl": tl}
     for name, function in primitives.items():
         scope = {"__builtins__": builtins, **names}
         found[name] = _compiled(FunctionType(function.__code__, scope, function.__name__))
+        names[name] = found[name]  # for primitives made of others
     return found
 
 
@@ -230,13 +259,12 @@ def activation(name: str | None, dtype: str, nvidia: bool) -> tuple[Any, Any]:
     if name is None:
         return identity, one
     approximate = nvidia and dtype != "float64"
-    values = _primitives(approximate, False)
-    if DTYPE_BYTES[dtype] == 2:
-        values = {**values, "normal_cdf": values["normal_cdf_16"]}
+    short = DTYPE_BYTES[dtype] == 2
+    values = _primitives(approximate, False, short)
     if approximate and dtype == "bfloat16":
         values = {**values, "tanh": tanh_nvidia}
     formula = FORMULAS[name]
-    derivative = bind(formula.derivative, _primitives(approximate, True))
+    derivative = bind(formula.derivative, _primitives(approximate, True, short))
     functions = _compiled(bind(formula.value, values)), _compiled(derivative)
     for part, function in zip(("value", "derivative"), functions, strict=True):
         _names[id(function)] = f"{name}__{part}__{dtype}__{'nvidia' if nvidia else 'any'}"

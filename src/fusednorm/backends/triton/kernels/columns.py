@@ -188,7 +188,7 @@ def store_gradient(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """dx, to which the gradient is added that the sum has got from elsewhere, and dz as the gradient of post_add."""
-    b_dx = (tl.fma(dz, gain, -xhat * mean_q[:, None]) - mean_p[:, None]) * rstd[:, None]
+    b_dx = (tl.fma(dz, gain, xhat * -mean_q[:, None]) - mean_p[:, None]) * rstd[:, None]
     p_out = outputs.begin + step_to(o_c, outputs.step, ALIGN)
     b_more = None
     if added.grad_total is not None:

@@ -387,7 +387,7 @@ def held_units_backward(
     if p_dx is not None:
         dx_steps = Steps(dx_sample, dx_unit, dx_row)
         count = (rows * columns).to(dtype)
-        b_dx = tl.fma(dz, gain, -xhat * of_units(total_q / count))
+        b_dx = tl.fma(dz, gain, xhat * -of_units(total_q / count))
         if p_mean is not None:
             b_dx -= of_units(total_p / count)
         if BLOCK_R == 0:

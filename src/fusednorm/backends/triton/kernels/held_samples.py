@@ -89,7 +89,7 @@ def held_samples_backward(
         sum_p = tl.fma(p, factor, sum_p)
         sum_q = tl.fma(q, factor, sum_q)
         if p_dx is not None:
-            b_dx = tl.fma(dz, gain, -xhat * of_units(total_q / count))
+            b_dx = tl.fma(dz, gain, xhat * -of_units(total_q / count))
             if p_mean is not None:
                 b_dx -= of_units(total_p / count)
             p_out = p_dx + offsets_of_units(n, g, o_r, o_k, dx_steps, False, ALIGN)

@@ -65,5 +65,5 @@ def plane_rows_backward(
             b_dy = tl.load(p_grad + k, mask, 0.0, eviction_policy="evict_first")
             b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first")
             dz, xhat = gradient_of(b_dy, b_x, None, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
-            b_dx = (tl.fma(dz, gain, -xhat * total_q) - total_p) * rstd
+            b_dx = (tl.fma(dz, gain, xhat * -total_q) - total_p) * rstd
             tl.store(p_out + k, b_dx.to(p_dx.dtype.element_ty), mask, eviction_policy="evict_first")

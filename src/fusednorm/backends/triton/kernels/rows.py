@@ -274,7 +274,7 @@ def gradients_of_rows(
                 b_behind = behind_rows(added, n, positions, o_lane, mask, loaded, last, dtype, ALIGN, K, WINDOW)
                 gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
                 dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
-            b_dx = tl.fma(dz, gain, -xhat * (total_q / K)[:, None])
+            b_dx = tl.fma(dz, gain, xhat * -(total_q / K)[:, None])
             if p_mean is not None:
                 b_dx -= (total_p / K)[:, None]
             b_dx = behind(b_dx * rstd, b_more)
@@ -414,7 +414,7 @@ def columns_backward(
         if p_dx is not None:
             o_j = tl.arange(0, BLOCK_J)
             p_total, m_j = p_totals + 2 * (n * chunks + o_j), m_n & (o_j < chunks)
-            b_dx = tl.fma(dz, gain, -xhat * tl.sum(tl.load(p_total + 1, m_j, 0.0), 0))
+            b_dx = tl.fma(dz, gain, xhat * -tl.sum(tl.load(p_total + 1, m_j, 0.0), 0))
             if p_mean is not None:
                 b_dx -= tl.sum(tl.load(p_total, m_j, 0.0), 0)
             p_out = p_dx + begin_of_rows(n, positions, dx_sample, dx_row, ALIGN) + o_k

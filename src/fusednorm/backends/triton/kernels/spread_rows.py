@@ -193,7 +193,7 @@ def row_gradients(
         dz, xhat = gradient_of(b_dy, b_x, None, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         if p_dx is not None:
             p_total = p_totals + 2 * (n * positions + o_s)
-            b_dx = tl.fma(dz, gain + tl.zeros_like(dz), -xhat * tl.load(p_total + 1, m_s, 0.0)[:, None])
+            b_dx = tl.fma(dz, gain + tl.zeros_like(dz), xhat * -tl.load(p_total + 1, m_s, 0.0)[:, None])
             if p_mean is not None:
                 b_dx -= tl.load(p_total, m_s, 0.0)[:, None]
             tl.store(p_dx + offsets_of_rows(n, o_s, o_k, dx_steps), (b_dx * rstd).to(p_dx.dtype.element_ty), mask)

@@ -420,7 +420,7 @@ def through_statistics(dz, xhat, gain, scaled_p, scaled_q):
         return dz * gain
     else:
         # x - mean in place of xhat would take a factor rstd**2, beyond fp32 for inputs of 1e19.
-        return tl.fma(dz, gain, -tl.fma(xhat, scaled_q, scaled_p))
+        return tl.fma(dz, gain, tl.fma(xhat, -scaled_q, -scaled_p))
 
 
 @triton.jit
