@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cpu_support import ACTIVATIONS, backward, faults, forward
+from cpu_support import ACTIVATIONS, EVERYTHING, backward, faults, forward
 from test_triton_sums_gpu import plans_made
 from torch import Tensor
 from torch.nn import functional
@@ -18,7 +18,7 @@ from fusednorm.backends.hopper import instances
 from fusednorm.backends.hopper.instances import INSTANCES, RESIDENT, SLABS, unavailable
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
-from fusednorm.operands import Operands
+from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Problem
 
 pytestmark = [
@@ -26,7 +26,8 @@ pytestmark = [
     pytest.mark.skipif(unavailable() is not None, reason=f"no Hopper GPU: {unavailable()}"),
 ]
 NAME = "hopper.resident"
-#: Units in one wave, in several, and across waves; tiles within channels, across them, and many channels to a tile.
+#: Units in one wave, in several, and across waves; tiles within channels, across them, and many channels to a tile. In
+#: the backward tiles that channels fill, or not, and chunks whose tiles are of one channel or several.
 WORKLOADS = (
     Workload("group_norm", (2, 64, 64, 64), 8),
     Workload("group_norm", (37, 64, 40, 52), 4),
@@ -76,7 +77,7 @@ def name_of(workload: Workload) -> str:
 
 
 def check(workload: Workload, init: Init = "normal") -> None:
-    """The forward, and the backward where the instance has it: of channels_first, where tiles divide channels."""
+    """The forward, and the backward where the instance has it: of channels_first."""
     inputs, name = draw(workload, init, device="cuda"), name_of(workload)
     results = forward(workload, inputs, name)
     assert faults(workload, inputs, results, "forward") == [], (workload.key, init)
@@ -125,6 +126,26 @@ def test_every_configuration_gives_the_result_of_the_first(workload: Workload) -
         torch.testing.assert_close(found.output, expected.output, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found.mean, expected.mean, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(found.rstd, expected.rstd, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS[1:4] + BATCHES[2:3], ids=lambda workload: workload.key)
+def test_every_configuration_of_a_backward_gives_the_result_of_the_first(workload: Workload) -> None:
+    workload = replace(workload, dtype="float32", activation="silu")
+    inputs, operands = _inputs(workload)
+    forward = RESIDENT.plan(problem_of_workload("forward", workload, inputs))(operands)
+    given = BackwardOperands(
+        inputs.grad_output, inputs.input, forward.mean, forward.rstd, inputs.weight, inputs.bias, inputs.scale,
+        inputs.shift,
+    )  # fmt: skip
+    problem = problem_of_workload("backward", workload, inputs)
+    configs = RESIDENT.configs(problem)
+    assert len({(one.vectors, one.tiles) for one in configs}) > 3
+    expected = RESIDENT.plan(problem)(given, EVERYTHING)
+    for config in configs[1:][:: max(1, len(configs) // 12)]:
+        found = RESIDENT.plan(problem, config)(given, EVERYTHING)
+        for name in ("input", "weight", "bias", "scale", "shift"):
+            if getattr(expected, name) is not None:
+                torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
 
 
 def _call(shape: tuple[int, ...], groups: int, last: bool = False) -> Callable[[], Tensor]:

@@ -44,32 +44,31 @@ def words_of_tile(p_words, places, unit, first, step, o_vectors, o_words, ACROSS
 
 @gluon.jit
 def begin_copy(
-    p_slot, p_x, places, chunk_unit, chunk_part, step, o_vectors, o_words,
-    PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr, EVEN: gl.constexpr, ACROSS: gl.constexpr,
-):  # fmt: skip
-    """Begin to copy tile PLACE of a chunk, if there is such a chunk; the caller counts it (``commit_group``)."""
-    if chunk_unit < places.units:
-        first = (chunk_part * TILES + PLACE) * TILE
-        p_words = words_of_tile(p_x, places, chunk_unit, first, step, o_vectors, o_words, ACROSS)
+    p_slot, p_x, places, unit, first, left, step, o_vectors, o_words, EVEN: gl.constexpr, ACROSS: gl.constexpr
+):
+    """Begin to copy a tile from vector ``first`` of a unit on, if there is such a unit, ``left`` vectors at most; the
+    caller counts it (``commit_group``). EVEN: all tiles are full."""
+    if unit < places.units:
+        p_words = words_of_tile(p_x, places, unit, first, step, o_vectors, o_words, ACROSS)
         if EVEN:
             async_copy.async_copy_global_to_shared(p_slot, p_words)
         else:
-            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=o_words < (places.length - first) * 4)
+            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=o_words < left * 4)
 
 
 @gluon.jit
-def load_words(p_words, first, length, o_words, EVEN: gl.constexpr):
-    """The words of a tile from vector ``first`` of a unit on, 0 beyond its ``length``; EVEN: there are none beyond."""
-    return gl.load(p_words) if EVEN else gl.load(p_words, mask=o_words < (length - first) * 4, other=0)
+def load_words(p_words, left, o_words, EVEN: gl.constexpr):
+    """The words of such a tile, and 0 beyond."""
+    return gl.load(p_words) if EVEN else gl.load(p_words, mask=o_words < left * 4, other=0)
 
 
 @gluon.jit
-def store_words(p_words, b_words, first, length, o_words, EVEN: gl.constexpr):
+def store_words(p_words, b_words, left, o_words, EVEN: gl.constexpr):
     """Store the words of such a tile."""
     if EVEN:
         gl.store(p_words, b_words)
     else:
-        gl.store(p_words, b_words, mask=o_words < (length - first) * 4)
+        gl.store(p_words, b_words, mask=o_words < left * 4)
 
 
 @gluon.jit

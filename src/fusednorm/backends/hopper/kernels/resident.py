@@ -115,9 +115,10 @@ def resident_forward(
     summed_unit, summed_part = copied_unit, copied_part
     for wave in gl.static_range(AHEAD + 1):
         for place in gl.static_range(TILES):
+            first = (copied_part * TILES + place) * TILE
             begin_copy(
-                slots.index(wave * TILES + place), p_x, places, copied_unit, copied_part, x_sample, o_placed, o_words,
-                place, TILES, TILE, EVEN, ACROSS,
+                slots.index(wave * TILES + place), p_x, places, copied_unit, first, length - first, x_sample, o_placed,
+                o_words, EVEN, ACROSS,
             )  # fmt: skip
             async_copy.commit_group()
         copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
@@ -145,7 +146,7 @@ def resident_forward(
             if p_before is not None:  # on its way while copies are awaited
                 first = summed_part * (TILES * TILE)
                 p_words = words_of_tile(p_before, places, summed_unit, first, before_sample, o_placed, o_words, ACROSS)
-                b_before = load_words(p_words, first, end, o_words, False)
+                b_before = load_words(p_words, end - first, o_words, False)
             for place in gl.static_range(TILES):
                 async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
                 b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
@@ -161,7 +162,7 @@ def resident_forward(
                             p_words = words_of_tile(
                                 p_before, places, summed_unit, first + TILE, before_sample, o_placed, o_words, ACROSS
                             )
-                            b_before = load_words(p_words, first + TILE, end, o_words, False)
+                            b_before = load_words(p_words, end - first - TILE, o_words, False)
                         b_x = b_x + b_added if p_numbers is None else gl.fma(b_number, b_added, b_x)
                     else:
                         b_x += b_number
@@ -171,7 +172,7 @@ def resident_forward(
                         p_words = words_of_tile(
                             p_total, places, summed_unit, first, y_sample, o_placed, o_words, ACROSS
                         )
-                        store_words(p_words, b_sum, first, end, o_words, False)
+                        store_words(p_words, b_sum, end - first, o_words, False)
                     b_x = values_of(b_sum, VALUES, DTYPE)
                 if EVEN:
                     b_mean = sum_of(b_x) * (1.0 / EACH)
@@ -215,7 +216,7 @@ def resident_forward(
             if p_behind is not None:  # on its way while the unit's numbers are awaited
                 first = stored_part * (TILES * TILE)
                 p_words = words_of_tile(p_behind, places, stored_unit, first, behind_sample, o_placed, o_words, ACROSS)
-                b_behind = load_words(p_words, first, length, o_words, EVEN)
+                b_behind = load_words(p_words, length - first, o_words, EVEN)
             if IN_CHANNEL:
                 o_channel = channel if ACROSS else channel + quotient(stored_part * TILES, magic_channel)
                 gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
@@ -256,21 +257,23 @@ def resident_forward(
                         p_words = words_of_tile(
                             p_behind, places, stored_unit, first + TILE, behind_sample, o_placed, o_words, ACROSS
                         )
-                        b_behind = load_words(p_words, first + TILE, length, o_words, EVEN)
+                        b_behind = load_words(p_words, length - first - TILE, o_words, EVEN)
                 b_y = words_of(VALUE(b_z, alpha), WORDS, DTYPE)
+                begun = (copied_part * TILES + place) * TILE
                 begin_copy(
-                    slots.index(copied * TILES + place), p_x, places, copied_unit, copied_part, x_sample, o_placed,
-                    o_words, place, TILES, TILE, EVEN, ACROSS,
+                    slots.index(copied * TILES + place), p_x, places, copied_unit, begun, length - begun, x_sample,
+                    o_placed, o_words, EVEN, ACROSS,
                 )  # fmt: skip
                 async_copy.commit_group()
                 p_words = words_of_tile(p_y, places, stored_unit, first, y_sample, o_placed, o_words, ACROSS)
-                store_words(p_words, b_y, first, length, o_words, EVEN)
+                store_words(p_words, b_y, length - first, o_words, EVEN)
         if LAG > 0:
             if lagging < 0:
                 for place in gl.static_range(TILES):
+                    begun = (copied_part * TILES + place) * TILE
                     begin_copy(
-                        slots.index(copied * TILES + place), p_x, places, copied_unit, copied_part, x_sample, o_placed,
-                        o_words, place, TILES, TILE, EVEN, ACROSS,
+                        slots.index(copied * TILES + place), p_x, places, copied_unit, begun, length - begun, x_sample,
+                        o_placed, o_words, EVEN, ACROSS,
                     )  # fmt: skip
                     async_copy.commit_group()
         if lagging >= 0:

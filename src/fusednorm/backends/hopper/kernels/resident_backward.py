@@ -2,13 +2,15 @@
 
 Waves, chunks and packets are those of ``resident.py``; a chunk has its tiles twice, of the input and of grad_output. A
 wave sums dz and dz xhat of each tile, which has elements of one channel: p and q, which another launch makes the
-parameters' gradients of. The block publishes the sums of A p and A q over its chunk. Two waves later it has P and Q of
-the unit, and stores dx = rstd (A dz - (P + xhat Q) / K). Where the input is a sum, it adds the gradient that this has
-from elsewhere.
+parameters' gradients of. The last tile of a channel has what is left of it. The block publishes the sums of A p and A q
+over its chunk. Two waves later it has P and Q of the unit, and stores dx = rstd (A dz - (P + xhat Q) / K). Where the
+input is a sum, it adds the gradient that this has from elsewhere.
 
 Behind the norm there may be post_add. Then dz is its gradient: a wave stores the dz of its tiles in memory, and in
 shared memory in the place of grad_output, from where dx is made of it two waves later.
 """
+
+from typing import Any, NamedTuple
 
 from fusednorm.backends.hopper.kernels.chunks import (
     Places,
@@ -44,20 +46,39 @@ def add_triples(first, second, third, first_of_more, second_of_more, third_of_mo
     return first + first_of_more, second + second_of_more, third + third_of_more
 
 
+class Tiling(NamedTuple):
+    """The ``tiles`` of a unit: ``of_channel`` tiles of each of D channels of ``length`` vectors, the last of which has
+    what is left. A unit ACROSS samples is one channel."""
+
+    tiles: Any
+    of_channel: Any
+    magic: Any
+    D: Any
+    length: Any
+
+
+@gluon.jit
+def place_of_tile(tile, tiling, TILE: gl.constexpr, ACROSS: gl.constexpr):
+    """The channel of a unit that a tile is of, the tile's first vector in the unit, and how many the channel has from
+    there on: none in tiles beyond the unit."""
+    if ACROSS:
+        return gl.to_tensor(0), tile * TILE, tiling.length - tile * TILE
+    else:
+        within = gl.minimum(quotient(tile, tiling.magic), tiling.D - 1)
+        begin = (tile - within * tiling.of_channel) * TILE
+        return within, within * tiling.length + begin, tiling.length - begin
+
+
 @gluon.jit
 def begin_copies(
-    p_slot, p_grad_slot, p_x, p_dy, places, chunk_unit, chunk_part, x_sample, dy_sample, o_vectors, o_words,
-    PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr, FULL: gl.constexpr, ACROSS: gl.constexpr,
+    p_slot, p_grad_slot, p_x, p_dy, places, tiling, unit, tile, x_sample, dy_sample, o_vectors, o_words,
+    TILE: gl.constexpr, FULL: gl.constexpr, ACROSS: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy tile PLACE of a chunk from the input and from grad_output, which count as one copy."""
-    if (chunk_part * TILES + PLACE) * TILE < places.length:
-        begin_copy(
-            p_slot, p_x, places, chunk_unit, chunk_part, x_sample, o_vectors, o_words, PLACE, TILES, TILE, FULL, ACROSS
-        )
-        begin_copy(
-            p_grad_slot, p_dy, places, chunk_unit, chunk_part, dy_sample, o_vectors, o_words, PLACE, TILES, TILE, FULL,
-            ACROSS,
-        )  # fmt: skip
+    """Begin to copy a tile of the input and of grad_output, which count as one copy."""
+    if tile < tiling.tiles:
+        _, first, left = place_of_tile(tile, tiling, TILE, ACROSS)
+        begin_copy(p_slot, p_x, places, unit, first, left, x_sample, o_vectors, o_words, FULL, ACROSS)
+        begin_copy(p_grad_slot, p_dy, places, unit, first, left, dy_sample, o_vectors, o_words, FULL, ACROSS)
     async_copy.commit_group()
 
 
@@ -81,10 +102,10 @@ def resident_backward(
     """p and q of each tile, and grad_input.
 
     ``length``, TILE and ``channel_length`` are the vectors of a unit, a tile and a channel; ``channel_tiles`` are the
-    tiles of a channel, which tiles divide, and ``magic_channel`` is theirs. p of tile t of channel c is partial t of
-    (n, c), and q lies ``total`` behind it. EVEN: chunks divide units. FULL: tiles do. LEAD: the block of a unit's
-    first chunk leads. TOLD: what lies behind is the output, which tells the activation's derivative, in the place of
-    post_add. NUMBERS: the sum of xhat of a tile lies ``total`` behind q.
+    tiles of a channel, and ``magic_channel`` is theirs. p of tile t of channel c is partial t of (n, c), and q lies
+    ``total`` behind it. EVEN: chunks divide units. FULL: tiles divide channels, or ACROSS samples units. LEAD: the
+    block of a unit's first chunk leads. TOLD: what lies behind is the output, which tells the activation's derivative,
+    in the place of post_add. NUMBERS: the sum of xhat of a tile lies ``total`` behind q.
 
     ACROSS: a unit is a channel of all samples, ``channel_tiles`` are its tiles, and ``magic_channel`` is that of the
     vectors of one sample.
@@ -113,6 +134,7 @@ def resident_backward(
     grad_slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
 
     places = Places(units, length, groups, magic_groups, channel_length, magic_channel)
+    tiling = Tiling(D * channel_tiles, channel_tiles, magic_channel, D, length if ACROSS else channel_length)
     o_vectors = offsets_of_vectors(WORDS, REPEATS, THREADS)
     o_words = offsets_of_words(o_vectors, WORDS)
     o_summed = offsets_of_vectors(VALUES, REPEATS, THREADS)
@@ -129,8 +151,8 @@ def resident_backward(
     for wave in gl.static_range(AHEAD + 1):
         for place in gl.static_range(TILES):
             begin_copies(
-                slots.index(wave * TILES + place), grad_slots.index(wave * TILES + place), p_x, p_dy, places,
-                copied_unit, copied_part, x_sample, dy_sample, o_vectors, o_words, place, TILES, TILE, FULL, ACROSS,
+                slots.index(wave * TILES + place), grad_slots.index(wave * TILES + place), p_x, p_dy, places, tiling,
+                copied_unit, copied_part * TILES + place, x_sample, dy_sample, o_vectors, o_words, TILE, FULL, ACROSS,
             )  # fmt: skip
         copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
     summed, stored, copied = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor((AHEAD + 1) % SLOTS)
@@ -150,17 +172,16 @@ def resident_backward(
             chunk_p, chunk_q = gl.to_tensor(0.0), gl.to_tensor(0.0)
             for place in gl.static_range(TILES):
                 tile = summed_part * TILES + place
-                first = tile * TILE
-                held = (summed_unit < units) & (first < length)
+                within, first, left = place_of_tile(tile, tiling, TILE, ACROSS)
+                held = (summed_unit < units) & (tile < tiling.tiles)
                 sample = quotient(summed_unit, magic_groups)
                 if p_behind is not None:
                     p_words = words_of_tile(
                         p_behind, places, summed_unit, first, behind_sample, o_vectors, o_words, ACROSS
                     )
-                    b_behind = load_words(p_words, first, gl.where(held, length, 0), o_words, False)
+                    b_behind = load_words(p_words, gl.where(held, left, 0), o_words, False)
                 async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
                 if held:
-                    within = 0 if ACROSS else quotient(tile, magic_channel)
                     channel = (summed_unit - sample * groups) * D + within
                     o_sample = sample * (groups * D) + channel
                     gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, o_sample)
@@ -178,11 +199,11 @@ def resident_backward(
                         p_words = words_of_tile(
                             p_grad_behind, places, summed_unit, first, dx_sample, o_vectors, o_words, ACROSS
                         )
-                        store_words(p_words, b_kept, first, length, o_words, FULL)
+                        store_words(p_words, b_kept, left, o_words, FULL)
                     else:
                         b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain * rstd, offset), alpha)
                     if not FULL:
-                        b_there = (o_summed < length - first)[:, :, None]
+                        b_there = (o_summed < left)[:, :, None]
                         b_dz, b_centred = gl.where(b_there, b_dz, 0.0), gl.where(b_there, b_centred, 0.0)
                     b_q = product_sum_of(b_dz, b_centred, EACH_THREAD)
                     if NUMBERS:
@@ -206,7 +227,7 @@ def resident_backward(
             sample = quotient(stored_unit, magic_groups)
             group = stored_unit - sample * groups
             mean, rstd = gl.load(p_mean + stored_unit), gl.load(p_rstd + stored_unit)
-            within = 0 if ACROSS else gl.minimum(quotient(stored_part * TILES, magic_channel), D - 1)
+            within, first, left = place_of_tile(stored_part * TILES, tiling, TILE, ACROSS)
             channel = group * D + within
             gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
             if LEAD:
@@ -217,14 +238,15 @@ def resident_backward(
                 unit_p, unit_q = gl.reduce((gl.where(m_part, b_p, 0.0), gl.where(m_part, b_q, 0.0)), 0, add_pairs)
                 scaled_p, scaled_q = rstd * (unit_p * inverse_count), rstd * (unit_q * inverse_count)
             for place in gl.static_range(TILES):
-                first = (stored_part * TILES + place) * TILE
+                if place > 0:
+                    _, first, left = place_of_tile(stored_part * TILES + place, tiling, TILE, ACROSS)
                 b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
                 b_dy = values_of(grad_slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
                 if p_grad_sum is not None:
                     p_words = words_of_tile(
                         p_grad_sum, places, stored_unit, first, x_sample, o_vectors, o_words, ACROSS
                     )
-                    b_more = load_words(p_words, first, length, o_words, False)
+                    b_more = load_words(p_words, left, o_words, False)
                 if place == 0 or not ACROSS:
                     gain *= rstd
                 b_centred = b_x - mean
@@ -237,22 +259,23 @@ def resident_backward(
                     b_dx += values_of(b_more, VALUES, DTYPE)
                 b_dx = words_of(b_dx, WORDS, DTYPE)
                 if place < TILES - 1 and not ACROSS:
-                    within = gl.minimum(quotient(stored_part * TILES + place + 1, magic_channel), D - 1)
+                    within, _, _ = place_of_tile(stored_part * TILES + place + 1, tiling, TILE, ACROSS)
                     channel = group * D + within
                     gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
                 begin_copies(
                     slots.index(copied * TILES + place), grad_slots.index(copied * TILES + place), p_x, p_dy, places,
-                    copied_unit, copied_part, x_sample, dy_sample, o_vectors, o_words, place, TILES, TILE, FULL, ACROSS,
+                    tiling, copied_unit, copied_part * TILES + place, x_sample, dy_sample, o_vectors, o_words, TILE,
+                    FULL, ACROSS,
                 )  # fmt: skip
                 p_words = words_of_tile(p_dx, places, stored_unit, first, dx_sample, o_vectors, o_words, ACROSS)
-                store_words(p_words, b_dx, first, length, o_words, EVEN)
+                store_words(p_words, b_dx, left, o_words, EVEN)
         if LAG > 0:
             if lagging < 0:
                 for place in gl.static_range(TILES):
                     begin_copies(
                         slots.index(copied * TILES + place), grad_slots.index(copied * TILES + place), p_x, p_dy,
-                        places, copied_unit, copied_part, x_sample, dy_sample, o_vectors, o_words, place, TILES, TILE,
-                        FULL, ACROSS,
+                        places, tiling, copied_unit, copied_part * TILES + place, x_sample, dy_sample, o_vectors,
+                        o_words, TILE, FULL, ACROSS,
                     )  # fmt: skip
         if lagging >= 0:
             stored_unit, stored_part = following(stored_unit, stored_part, parts, step_unit, step_part)

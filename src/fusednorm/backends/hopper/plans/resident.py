@@ -99,9 +99,10 @@ class ResidentBackward(Resident, NarrowerBackward):
         view, output, grad = problem.view, problem.output_layout, problem.grad_layout
         assert output is not None and grad is not None
         channel = channel_vectors(problem)
-        tiles = channel // config.vectors
+        length = self.place.vectors if self.across else channel
+        tiles = -(-length // config.vectors)
         if self.across:  # the partials of a channel are those of one sample
-            view, tiles = replace(view, samples=1), -(-self.place.vectors // config.vectors)
+            view = replace(view, samples=1)
         numbers = problem.added is not None and problem.added.grad_numbers
         #: The units of which the gradient of numbers before the norm needs P and Q, and the launch that makes it.
         self.numbered = problem.num_statistics if numbers else 0
@@ -117,7 +118,7 @@ class ResidentBackward(Resident, NarrowerBackward):
         )  # fmt: skip
         _, derivative = activation(name_of(problem), problem.dtype)
         told = used is not None and used.told
-        full = self.place.vectors % config.vectors == 0
+        full = length % config.vectors == 0
         constants = {
             "DERIVATIVE": derivative, **self.alpha, **self.constants, "FULL": full, "TOLD": told, "NUMBERS": numbers,
         }  # fmt: skip

@@ -40,6 +40,8 @@ MANY_MODULATED = 120
 #: many lanes, and those of a sample in it where not all of its units are.
 WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
 WALKED_TILE, WALKED_LANES = 1024, 128
+#: Elements of a unit whose lanes no vector fills that are a warp's alone in such a walk, and the lanes of short ones.
+FEWEST_ALONE, MOST_ALONE, WALKED_ALONE = 16, 256, 64
 #: Elements of a unit that is short to such a walk.
 SHORT_WALKED = 2
 #: Samples from which on programs of such a walk have many steps.
@@ -412,23 +414,16 @@ def of_many_points(problem: Problem, seen: HeldUnits) -> bool:
 
 def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     """A row of units to a program; WALKED_LANES of it where loads are narrow or the last program would have few of its
-    units: (6059, 578) in 17 groups with scale and shift in bf16 takes 41 us with 2, and 71 with 16. Narrow loads that
-    leave lanes empty are not ahead of their use, but those of many warps: (20000, 189) in 9 groups in fp32 with silu
-    takes 43 us so, and 226 with three stages. With scale and shift they are twice as many, and p and q in memory cost
-    less where most lanes are empty: (65536, 81) in 9 groups in fp32 with gelu takes 125 us so, and 180 in a walk."""
+    units. Narrow loads that leave lanes empty are not ahead of their use, but those of many warps."""
     size, full = DTYPE_BYTES[problem.dtype], seen.columns / seen.elements
     narrow, single = seen.narrow(problem), seen.load_bytes(problem) == size
+    if narrow and full < 1 and FEWEST_ALONE <= seen.elements <= MOST_ALONE:
+        return _walk_alone(problem, seen)
     if problem.modulated and single and full < (0.6 if size == 2 else 0.75) and seen.elements <= WALKED_LANES:
         return HeldConfig(max(1, WALKED_TILE // size // seen.elements), 4)
-    if problem.modulated and single and size == 2 and seen.in_sample == 1 and seen.elements <= WALKED_LANES:
-        # (30000, 57) in one group in bf16 takes 20.9 us so, and 43.8 in a walk.
-        return HeldConfig(max(1, WALKED_TILE // 4 // seen.elements), 1)
     units = max(1, min(power_of_two(seen.in_sample), WALKED_TILE // seen.elements))
     if narrow or 5 * seen.in_sample < 4 * units * -(-seen.in_sample // units):
         units = max(1, min(units, WALKED_LANES // seen.elements))
-    if problem.modulated and single and size == 2 and seen.elements == WALKED_LANES:
-        # (14319, 2464) in 32 groups in bf16 takes 326 us so, and 372 with one unit of 8 samples.
-        return walk_of(seen, min(8, power_of_two(seen.in_sample)), WALKED_TILE, 16, 32, 3)
     if problem.modulated and single and size == 2 and seen.elements > 4:
         # (9000, 352) in 32 groups in bf16 with silu takes 53 us so, and 69 with p and q in memory.
         return walk_of(seen, max(1, units // 2), WALKED_TILE, 16, 8, 3)
@@ -437,17 +432,6 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if narrow and full < 1 and seen.elements == WALKED_TILE // 2 and not problem.modulated:
         # (4393, 1708) in 4 groups in fp32 with silu takes 32.8 us so, and 46.6 as below.
         return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 16, 8, 3)
-    if narrow and full < 1 and size == 2 and seen.elements == WALKED_LANES and single and not problem.modulated:
-        # (20000, 609) in 7 groups in fp16 takes 68 us so, and 94 with 8 elements a thread, (10000, 435) in 5 in bf16
-        # with silu 41 and 55.
-        return walk_of(seen, units, WALKED_TILE, 16, 8, 1)
-    if narrow and full < 1 and size == 2 and seen.elements == WALKED_TILE // 4 and not problem.modulated:
-        # (4330, 358) in 2 groups in bf16 with silu takes 15.7 us so, and 37.5 with a unit of four samples.
-        return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 8, 16, 1)
-    plain = not (problem.modulated or problem.norm.smooth)
-    if narrow and full < 1 and size == 4 and seen.elements == WALKED_LANES and plain:
-        # (65536, 146) in 2 groups in fp32 takes 67 us so, and 85 with one, (40000, 300) in 4 78 and 96.
-        return walk_of(seen, min(8, power_of_two(seen.in_sample)), WALKED_TILE, 16, 16, 1)
     if narrow and full < 1:
         # With scale and shift, four sums of fewer programs: (5378, 96) in 32 groups in fp16 takes 10.3 us so, and 12.5
         # with 16, (20000, 96) 20.7 and 23.1.
@@ -475,6 +459,30 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
         # Loads of 8 bytes are slow ahead of their use: (9978, 94) in 47 groups with silu takes 10.3 us so, and 13.1.
         return walk_of(seen, units, WALKED_TILE, 8, 16, 1)
     return walk_of(seen, units, WALKED_TILE, 8 if busy else 16, 8, 3)
+
+
+def _walk_alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
+    """The walk of a warp alone, in tiles of 2 to 8 lanes a thread. Of loads that no vector takes, Triton lays the lanes
+    of a unit over several warps where a program has them, whose sums then go through shared memory and barriers.
+    (65536, 301) in 7 groups in bf16 takes 71 us so, and 158 on 4 warps, (30000, 301) with scale and shift 53 and 221,
+    (65536, 146) in 2 groups in fp32 36 and 67, (2500, 1004) in 4 groups in bf16 with relu 11.6 and 15.9."""
+    elements, busy = seen.elements, problem.modulated or problem.norm.smooth
+    samples = max(1, WALKED_ALONE // elements)
+    if DTYPE_BYTES[problem.dtype] == 4:
+        # (50000, 102) in 6 groups takes 34.6 us with two, and 38.2 with one, (20000, 189) in 9 with silu 32 and 27.7.
+        units = 1 if busy and (not problem.modulated or elements < 32) else 2
+        warps = 16 if problem.modulated else 32
+    else:
+        # (20000, 300) in 30 groups in bf16 takes 25.8 us with two of 4 samples, and 27.4 with four of 2, (9000, 352) in
+        # 32 with scale and shift and silu 27.6 with four of one.
+        units, warps = (1 if elements >= 32 else 4 if busy else 2), 16 if elements == MOST_ALONE else 32
+        if busy:
+            samples = max(1, samples // units)
+        elif elements == 2 * WALKED_ALONE or elements == WALKED_ALONE:
+            samples = 2  # (65536, 301) in 7 groups in bf16
+    units = min(units, power_of_two(seen.in_sample))
+    lanes = units * samples * elements
+    return walk_of(seen, units, lanes, lanes // 32, warps, 1)
 
 
 def walk_of(seen: HeldUnits, units: int, lanes: int, thread: int, warps: int, stages: int) -> HeldConfig:

@@ -101,8 +101,11 @@ def held(problem: Problem, seen: HeldUnits, default: HeldConfig) -> tuple[HeldCo
 
 def _walks(problem: Problem, seen: HeldUnits) -> Iterator[HeldConfig]:
     """Walks over the samples, in rows of two lengths, with 4 to 16 elements a thread, 8 to 32 warps to a
-    multiprocessor, and one stage or three."""
+    multiprocessor, and one stage or three; and those of a warp alone, with 2 to 8 elements a thread."""
     units = power_of_two(seen.in_sample)
+    for lanes, row, warps in product((64, 128, 256), (1, 2, 4), (16, 32)):
+        if row <= units and row * seen.elements <= lanes:
+            yield walk_of(seen, row, lanes, lanes // 32, warps, 1)
     rows = WALKED_LANES, WALKED_TILE
     for lanes, row, thread, warps, stages in product((1024, 2048), rows, (4, 8, 16), (8, 16, 32), (1, 3)):
         yield walk_of(seen, max(1, min(units, row // seen.elements)), lanes, thread, warps, stages)

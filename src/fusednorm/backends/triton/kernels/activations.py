@@ -141,7 +141,7 @@ def gate_slope(z, gate):
 
 
 def gate_slope_16(z, gate):
-    """gate_slope under gradients of 16 bits: near a gate of 1 it errs by its last place, as the sum with the gate does."""
+    """gate_slope under gradients of 16 bits: where it cancels, it errs by the last place of the gate."""
     return tl.fma(gate * -1.0, gate, gate)
 
 
