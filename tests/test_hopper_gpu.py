@@ -392,12 +392,14 @@ def test_a_sum_behind_a_large_norm_is_added_in_the_one_read(
         y: Tensor = getattr(torch.nn.functional, activation)(z)
         return y
 
+    wide = {name: one.detach().double().requires_grad_() for name, one in t.items()}
+    right, theirs = plain(wide), plain(t)
+    # Of millions of numbers some lie within a rounding of 0, where relu's slope is 0 or 1 by chance.
+    grad[(plain_norm(wide, groups, wide["x"]) + wide["post_add"]).abs() < torch.finfo(dtype).eps] = 0.0
     found = run()
     assert made == ["ResidentSumForward", "ResidentSumBackward"]
     for _ in range(5):
         assert all(torch.equal(one, other) for one, other in zip(found, run(), strict=True))
-    wide = {name: one.detach().double().requires_grad_() for name, one in t.items()}
-    right, theirs = plain(wide), plain(t)
     expected = [right.detach(), *torch.autograd.grad(right, list(wide.values()), grad.double())]
     others = [theirs.detach(), *torch.autograd.grad(theirs, list(t.values()), grad)]
     for name, one, other, value in zip(["y", *t], found, others, expected, strict=True):

@@ -128,6 +128,14 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (11, 320, 25, 25) in bf16 takes 7.4 us so, and 8.5 on 8 warps, (18, 700, 21, 21) with silu 15.1 and 15.8, (30,
         # 400, 15, 15) with relu 7.2 and 7.8.
         return HeldConfig(1, 4)
+    if seen.affine == 0 and not narrow and size == 2 and seen.rows * seen.columns < 0.6 * seen.elements:
+        # (33, 1024, 8, 8) in bf16 takes 6.7 us backward so, 52 % full, and 7.0 on 8 warps, (20, 1200, 10, 12) with silu
+        # 8.8 and 10.4, but (80, 1024, 8, 4) with relu, 62 % full, 8.2 and 7.6. Forward (44, 640, 16, 5) takes 5.4 us
+        # so, and 6.6 on 8 warps, but with silu 8.0 and 7.5.
+        if problem.backward and 2 * seen.elements == SHARING_HELD:
+            return HeldConfig(1, 4)
+        if not problem.backward and seen.elements == SHARING_HELD and problem.norm.activation is None:
+            return HeldConfig(1, 4)
     if seen.flat and not problem.backward and 64 <= seen.elements <= 256:
         return HeldConfig(4, 4)  # (20, 1280, 3, 3) in fp16 takes 2.6 us so, and 3.0 with a unit on two warps
     narrow_planes = seen.flat and seen.elements == 512 and seen.columns <= SHORT_ROW

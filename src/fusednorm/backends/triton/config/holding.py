@@ -429,10 +429,11 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         return False  # (5, 12, 32, 32) in fp32 with leaky_relu takes 4.1 us held, and 2.9 in tiles
     if problem.backward and even and problem.norm.smooth and seen.elements <= LARGE_HELD and full >= 0.6:
         return True  # (40, 2048, 8, 8) in bf16 with gelu_tanh takes 16.1 us held, and 31.3 in tiles
-    some = problem.view.numel <= 3 * FEW // 2
-    if problem.backward and even and some and seen.columns >= EVEN_PLANE and full >= 0.45:
-        # (70, 256, 16, 7) in bf16 takes 7.9 us held, 48 % full, and 11.5 in tiles, with silu 10.0 and 15.2, (80, 256,
-        # 16, 7) with relu 9.2 and 13.0, (50, 512, 12, 9) 8.5 and 13.2.
+    if even and problem.view.numel <= 2 * FEW and seen.units >= PROCESSORS and full >= 0.33:
+        # In bf16 (33, 1024, 8, 8) takes 6.7 us backward held, 52 % full, and 13.1 in tiles, with silu 8.0 and 15.4,
+        # (24, 768, 12, 12) with relu 10.1, 42 % full, and 16.4, (70, 900, 4, 10) with silu 13.0, 34 % full, and 16.6,
+        # (32, 1280, 8, 8) in fp32 with relu 9.7 and 16.5; forward (33, 1024, 8, 8) with silu 6.1 and 10.0, (44, 640,
+        # 16, 5) 5.4 and 8.5. Larger ones gain less: the backward of (18, 512, 20, 24) with relu takes 15.0 and 15.2.
         return True
     if problem.view.numel > FEW:
         if not problem.backward and seen.affine == 3 and seen.elements <= ALL_SAMPLES:
@@ -453,6 +454,8 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         # (17, 768, 13, 13) in fp32 with relu takes 11.6 us backward held, 70 % full, and 18.4 in tiles, (17, 768, 17,
         # 17) 24.1, 60 % full, and 27.9, (25, 700, 11, 11) with silu, whose rows lie along an axis, 11.6 and 17.7.
         wide = problem.backward and problem.dtype == "float32" and problem.view.numel <= 2 * FEW
+        if wide and seen.rows <= 2 and full >= 0.5 and seen.elements <= 2 * LARGE_HELD:
+            return True  # (2, 842, 47, 47) takes 13.7 us held, 54 % full, and 21.7 in tiles
         large = problem.backward or seen.elements > SHARING_HELD  # (3, 3000, 2501) in fp32 takes 64 us held, and 83
         large = large and (seen.elements > LARGE_HELD or size == 2)  # (1, 1280, 2997) in fp32: 13.2 us, and 19.1
         if seen.columns > LONG_FLAT_PLANE and large and (seen.flat or seen.narrow(problem)):
