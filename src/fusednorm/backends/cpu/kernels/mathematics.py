@@ -18,6 +18,7 @@ from fusednorm.activations import (
     NORMAL_TAIL_16,
     NORMAL_TAIL_32,
     NORMAL_TAIL_64,
+    NORMAL_TAIL_SUMMED,
     TANH_32,
     TANH_64_BOTTOM,
     TANH_64_TOP,
@@ -151,6 +152,12 @@ def _sigmoid_and_slope(decay, number):
     return sigmoid, sigmoid_slope, gate_slope
 
 
+@inlined
+def _gate_slope_16(z, gate):
+    """gate_slope under gradients of 16 bits: where it cancels, it errs by the last place of the gate."""
+    return gate - gate * gate
+
+
 def _tanh_32(decay):
     polynomial = _polynomial(TANH_32, F)
     sign = np.int32(-(2**31))
@@ -204,13 +211,15 @@ def _normal_32(decay):
     return cdf, pdf
 
 
-def _normal_cdf_16(decay):
-    """The distribution function for values of 16 bits: a shorter polynomial, and none of its own around zero."""
-    scaled_tail = _polynomial(NORMAL_TAIL_16, F)
+def _normal_cdf_16(decay, coefficients, scale):
+    """The distribution function for values of 16 bits, or for gradients: a shorter polynomial in t = 1 / (1 + scale x),
+    and none of its own around zero."""
+    scaled_tail = _polynomial(coefficients, F)
+    scale *= _SQRT_HALF
 
     @inlined
     def cdf(z):
-        t = F(1.0) / (F(1.0) + F(0.53 * _SQRT_HALF) * abs(z))
+        t = F(1.0) / (F(1.0) + F(scale) * abs(z))
         tail = decay(F(0.5) * (z * z)) * (t * scaled_tail(t))
         return tail if z < F(0.0) else F(1.0) - tail
 
@@ -243,7 +252,7 @@ def _normal_pdf_64(z):
 @cache
 def _primitives(dtype, derivative):
     """The primitives in the compute dtype, for values that a dtype holds or for derivatives, which are summed."""
-    short = dtype in ("float16", "bfloat16") and not derivative
+    short = dtype in ("float16", "bfloat16")
     if dtype == "float64":
         number, decay = np.float64, _decay_64
         tanh, normal = _tanh_64, (_normal_cdf_64, _normal_pdf_64)
@@ -251,15 +260,18 @@ def _primitives(dtype, derivative):
         number, decay = F, _decay_32("derivative" if derivative else dtype)
         tanh, normal = _tanh_32(decay), _normal_32(decay)
     sigmoid, sigmoid_slope, gate_slope = _sigmoid_and_slope(decay, number)
+    if short:
+        fit = (NORMAL_TAIL_SUMMED, 0.51) if derivative else (NORMAL_TAIL_16, 0.53)
+        normal, gate_slope = (_normal_cdf_16(decay, *fit), normal[1]), _gate_slope_16
     return {
         "const": number,
         "where": where,
         "fma": fma,
-        "sigmoid": sigmoid if derivative else _sigmoid(decay, number),
+        "sigmoid": sigmoid if derivative and not short else _sigmoid(decay, number),
         "sigmoid_slope": sigmoid_slope,
         "gate_slope": gate_slope,
         "tanh": tanh,
-        "normal_cdf": _normal_cdf_16(decay) if short else normal[0],
+        "normal_cdf": normal[0],
         "normal_pdf": normal[1],
     }
 
