@@ -184,7 +184,7 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     to a multiprocessor: 4000 x 6000 in bf16 takes 50 us, and 56 with two. On 16384 x 4096 steps over neighbouring rows
     take 101 us, and programs with rows of their own 107.
     """
-    view, size = problem.view, DTYPE_BYTES[problem.dtype]
+    view = problem.view
     block = power_of_two(view.channels + row_window(problem) - 1)
     if problem.dtype == "float64":
         elements = max(block, 2048)
@@ -197,127 +197,82 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         return _long_row_backward(problem)
     if block >= 4096:
         return _rows_of_many_lanes(problem, block)
-    if _one_program(problem, block):  # whose sums are the gradients
-        # A thread has both rows, whose sums then need no other thread.
-        threads = MOST_SMALL if size == 2 and not problem.norm.smooth else 2 * MOST_SMALL
-        thread = max(block // threads, 4 if view.samples == 1 else max(2, load_bytes(problem) // size))
-        if block <= 256 and size == 4:  # rms_norm of (2, 164) takes 1.5 us on one warp, and 2.3 on two
-            thread = max(thread, 8)
-        return RowsBackwardConfig(max(1, view.samples), max(1, block // (32 * thread)), 1)
-    wide, few = load_bytes(problem) >= WIDE_LOAD or row_window(problem) > 1, view.numel < FEW_ELEMENTS
-    if size == 4 and wide and few and block == 128 and 8 * view.channels <= 7 * block and view.samples > 8 * MANY_ROWS:
-        # (7574, 72) with relu takes 7.3 us so, and 9.7 with half as many rows, rms_norm of (8310, 76) 7.1 and 8.1.
-        return RowsBackwardConfig(8, 2, 4 * PROCESSORS, stages=1 if problem.norm.has_mean else 4)
-    if size == 4 and wide and not few and 8 * view.channels <= 7 * block:
-        if block == 128 and problem.norm.smooth and not problem.norm.has_mean:
-            # rms_norm of (220000, 94) with gelu takes 103 us so, and 268 in steps of 16 rows with none in flight.
-            return RowsBackwardConfig(8, 4, 4 * PROCESSORS, stages=4)
-        if block == 128 and problem.norm.smooth:
-            # With gelu (100000, 80) takes 45.8 us so, and 50.8 in half of it on one warp.
-            return RowsBackwardConfig(16, 8, 2 * PROCESSORS, stages=4)
-        if block == 128 and (view.numel <= 5 * FEW_ELEMENTS or not problem.norm.has_mean):
-            # Steps of 16 rows with none in flight: (16610, 108) takes 11.5 us so, and 15.4 in steps of 8 with two in
-            # flight, (45000, 108) 22.1 and 24.6, rms_norm of (60000, 108) 23.1 on four warps, and 28.1.
-            return RowsBackwardConfig(16, 2 if problem.norm.has_mean else 4, 4 * PROCESSORS, stages=1)
-        if 128 <= block <= 256:
-            # 60000 x 96 takes 24.8 us so, and 32.6 with half as many rows, 30000 x 192 21.8 and 25.0.
-            return RowsBackwardConfig(1024 // block, block // 128, 8 * PROCESSORS * 128 // block, stages=3)
-    sparse = not few and problem.added is None and _is_sparse(problem, block)
-    if sparse and size == 2 and block == 2048 and problem.norm.smooth and problem.norm.has_mean:
-        return _sparse_smooth_backward(problem, block)
-    if sparse and size == 4 and block == 1024 and problem.norm.has_mean and not problem.norm.smooth:
-        # (20000, 768) takes 48.7 us so, and 52.2 on one warp with half as many programs.
-        return RowsBackwardConfig(1, 2, 4 * PROCESSORS, stages=4)
-    if size == 4 and wide and not few and block == 512 and 8 * view.channels <= 7 * block and not problem.norm.has_mean:
-        # rms_norm of (60000, 308) takes 61 us so, and 70 with one row.
-        return RowsBackwardConfig(2, 2, 4 * PROCESSORS, stages=4)
-    if size < 8 and load_bytes(problem) == WIDE_LOAD and not few and block <= 64:
-        # Loads of 8 bytes are slow ahead of their use on one warp: (65536, 30) in fp32 takes 12.2 us so, and 22 on one
-        # warp with four steps in flight, (30000, 54) with silu 11.1 and 22, (32768, 62) 10.9, and 13.1 with half of its
-        # rows, in 16 bits (60000, 28) 9.0 so, and 15.1 on one warp, (65536, 60) 13.6 and 21.4.
-        rows = (2048 if size == 4 and block == 64 and not problem.norm.smooth else 1024) // block
-        return RowsBackwardConfig(rows, 4, 4 * PROCESSORS, stages=1 if size == 4 else 4)
-    if load_bytes(problem) == WIDEST_LOAD and not few and (block == 64 or (block == 32 and size == 4)) and size < 8:
-        # (59108, 64) in fp32 takes 17.3 us so, and 24.1 in half of it on one warp, in bf16 with silu 13.6 and 15.8,
-        # (80000, 32) in fp32 12.5, and 20.2 with all of it on one.
-        return RowsBackwardConfig(16, block // 16, 4 * PROCESSORS, stages=4)
-    if load_bytes(problem) == PAIR_LOAD and not few and size == 2 and 256 <= block <= 1024:
-        # Pairs go ahead of their use without windows: 7085 x 822 in fp16 takes 16.0 us so, and 18.4 in windows.
-        rows, warps, programs = (2, 2, 4) if block == 1024 else (512 // block, 1, 8)
-        return RowsBackwardConfig(rows, warps, programs * PROCESSORS, stages=3)
-    if few and size == 2 and load_bytes(problem) < WIDE_LOAD and 256 <= block <= 512:
-        # (2706, 263) in fp16 with relu takes 7.3 us so, and 8.6 with one row on one warp, rms_norm of (792, 285) with
-        # silu 4.8 and 6.2, (2866, 181) in bf16 7.3 on two warps, and 8.5 on one. Twice as many rows take one step:
-        # (2048, 315) takes 6.3 us so, and 7.0 in two, (1002, 361) 4.9 and 5.5. Of pairs (552, 474) in fp16 with gelu
-        # takes 5.0 us with two, and 7.7 with one.
-        programs = 4 * PROCESSORS
-        if block == 512 and load_bytes(problem) == PAIR_LOAD and 2 * programs < view.samples:
-            if problem.norm.smooth and view.samples > 4 * programs:
-                return RowsBackwardConfig(2, 4, programs // 2, stages=4)  # (2511, 394) in fp16 with gelu: 8.8 us, 9.0
-            # (2511, 394) in bf16 takes 7.3 us so, and 8.5 with two rows, (1500, 394) in fp16 with gelu 6.5 and 7.2.
-            return RowsBackwardConfig(4, 4, programs)
-        if block == 512 and not problem.norm.smooth and view.samples <= 4 * programs:
-            return RowsBackwardConfig(4, 2, programs)
-        return RowsBackwardConfig(2, block // 128, programs, stages=4 if view.samples > 2 * programs else 1)
-    if view.numel < 2 * FEW_ELEMENTS and block == 1024 and size == 2 and view.samples > PROCESSORS:
-        # (900, 700) in bf16 with gelu takes 6.6 us so, and 8.7 with one row on two warps, (280, 573) with relu 4.4 and
-        # 5.6, (1325, 743) in fp16 7.8 on two warps, and 8.5 with one row, (2048, 1001) in bf16 10.0 and 11.5.
-        programs = 4 * PROCESSORS
-        several = view.samples > 2 * programs  # steps
-        warps = 2 if problem.norm.activation is None and not several else 4
-        return RowsBackwardConfig(2, warps, programs, stages=3 if several and problem.norm.smooth else 1)
-    if block == 2048 and size == 2 and wide and 2 * PROCESSORS < view.samples <= 4 * PROCESSORS:
-        # (462, 1536) in bf16 takes 6.0 us so, and 6.8 with a row on four warps, rms_norm of (496, 2048) 5.9 and 6.3.
-        return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
-    several = 4 * PROCESSORS < view.samples <= 8 * PROCESSORS and 8 * view.channels > 7 * block
-    if block == 2048 and size == 2 and problem.norm.smooth and several and wide:
-        # (529, 2048) in fp16 with silu takes 7.5 us so, and 8.2 with one row on two warps, but (2000, 2048) in bf16
-        # 13.3 with one.
-        return RowsBackwardConfig(2, 4, 4 * PROCESSORS)
-    # (3000, 30) in fp16 takes 3.9 us with 8 elements a thread, and 4.2 with 16, (9728, 3) 3.3 and 3.6, but (19474, 13)
-    # in bf16 with leaky_relu 7.6 and 6.6.
-    least = 8 if not wide and block <= 64 and view.numel <= FEW_ELEMENTS // 8 else 16
-    elements = 32 * (least if few else 32 if block >= 1024 else 16 if wide else max(8, block // 16))
-    warps, rows = max(1, block // elements), max(1, elements // block)
-    # The sums of a program take 8 bytes an element, and are to be few beside its rows.
-    most = 3 * size * view.samples // 32
-    if not wide:
-        if few and size == 2 and block == 128:
-            if view.samples > FEW_ELEMENTS // (2 * block):
-                return RowsBackwardConfig(8, 1, 4 * PROCESSORS)  # (8000, 67) in bf16 takes 8.0 us so, and 9.7 with 4
-            most = -(-view.samples // rows)  # steps: (1140, 97) in fp16 takes 6.4 us in two, (1054, 109) 4.8 in one
-        resident = 8 if block >= 1024 else 16 if block == 512 else 32
-        programs = max(2 * PROCESSORS, min(PROCESSORS * resident // warps, most))
-        # (56100, 181) in fp16 with silu takes 34.1 us so, and 38.0 with no step in flight, (858158, 251) 430 and 470,
-        # but (100000, 141) 40.5 and 36.1, rms_norm of (100000, 231) 56 and 53.
-        flying = block == 256 and size == 2 and problem.norm.has_mean and 8 * view.channels > 5 * block and not few
-        return RowsBackwardConfig(rows, warps, programs, stages=4 if flying else 1)
-    step = rows * block * size
-    # Sparse rows move fewer bytes: (17887, 1536) in bf16 takes 46.9 us with 528, and 50.1 with 264, rms_norm of (30000,
-    # 1280) in fp16 60.3 and 71.0, (40000, 640) 43.4 with 1056, and 47.9 with 528, (65536, 320) in bf16 39.0 with 1584,
-    # and 45.6 with 1056.
-    sparse = sparse and size == 2
-    # (25676, 1322) in fp16 takes 70 us with 528, and 86 with 264.
-    busy = problem.norm.smooth or (block == 2048 and load_bytes(problem) < WIDE_LOAD) or sparse
-    programs = PROCESSORS * max(2, PROCESSOR_BYTES * (2 if busy else 1) // step)
-    if sparse:
-        each = 12 if rows > 1 or problem.norm.has_mean else 8
-        programs = min(programs, each * PROCESSORS, most // (2 * PROCESSORS) * 2 * PROCESSORS)
-    if block <= 128:  # (60000, 96) in fp16 takes 17.6 us with 2112 programs, and 18.7 with 1056
-        programs = max(programs, min(16 * PROCESSORS, view.samples // LEAST_SUMMED))
-    # An even number to a multiprocessor: (2000, 2048) in bf16 with silu takes 13.3 us with 264, and 15.2 with 375.
-    programs = max(1, round(min(programs, most) / (2 * PROCESSORS))) * 2 * PROCESSORS
-    # Steps of one row without a mean: rms_norm of (585480, 384) in bf16 takes 331 us with four, and 383 with three,
-    # (26671, 512) in fp16 24.1 and 25.7.
-    light = rows == 1 and block == 512 and not problem.norm.has_mean and not problem.norm.smooth
-    deep = (step >= 2048 or light or sparse) and row_window(problem) == 1
-    return RowsBackwardConfig(rows, warps, programs, stages=4 if deep else 3)
+    if _one_program(problem, block):
+        return _steps_of_one_program(problem, block)
+    for special in (_sparse_backward, _shortest_rows, _narrow_rows_of_16_bits, _few_rows_of_16_bits):
+        found = special(problem, block)
+        if found is not None:
+            return found
+    return _wide_rows(problem, block) if _has_wide_loads(problem) else _narrow_rows(problem, block)
+
+
+def _has_wide_loads(problem: Problem) -> bool:
+    """Whether a thread loads 8 bytes of a row or more at a time."""
+    return load_bytes(problem) >= WIDE_LOAD or row_window(problem) > 1
+
+
+def _has_empty_lanes(problem: Problem, block: int) -> bool:
+    """Whether an eighth of the lanes is empty."""
+    return 8 * problem.view.channels <= 7 * block
 
 
 def _is_sparse(problem: Problem, block: int) -> bool:
     """Whether an eighth of the lanes of rows of the widest loads is empty, which the kernel knows when it is compiled:
     it has no registers and no instructions for these."""
-    return load_bytes(problem) == WIDEST_LOAD and block >= 256 and 8 * problem.view.channels <= 7 * block
+    return load_bytes(problem) == WIDEST_LOAD and block >= 256 and _has_empty_lanes(problem, block)
+
+
+def _are_many_sparse(problem: Problem, block: int) -> bool:
+    return problem.view.numel >= FEW_ELEMENTS and problem.added is None and _is_sparse(problem, block)
+
+
+def _steps_of_one_program(problem: Problem, block: int) -> RowsBackwardConfig:
+    """One or two rows, whose sums are the gradients. A thread has both, and their sums need no other thread."""
+    samples, size = problem.view.samples, DTYPE_BYTES[problem.dtype]
+    threads = MOST_SMALL if size == 2 and not problem.norm.smooth else 2 * MOST_SMALL
+    thread = max(block // threads, 4 if samples == 1 else max(2, load_bytes(problem) // size))
+    if block <= 256 and size == 4:  # rms_norm of (2, 164) takes 1.5 us on one warp, and 2.3 on two
+        thread = max(thread, 8)
+    return RowsBackwardConfig(max(1, samples), max(1, block // (32 * thread)), 1)
+
+
+def _sparse_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:
+    """Rows with empty lanes that are not taken as full ones are; None for others."""
+    norm, size = problem.norm, DTYPE_BYTES[problem.dtype]
+    if size == 4 and _has_wide_loads(problem) and _has_empty_lanes(problem, block):
+        return _sparse_floats(problem, block)
+    if size == 2 and block == 2048 and norm.smooth and norm.has_mean and _are_many_sparse(problem, block):
+        return _sparse_smooth_backward(problem, block)
+    return None
+
+
+def _sparse_floats(problem: Problem, block: int) -> RowsBackwardConfig | None:
+    view, norm = problem.view, problem.norm
+    if view.numel < FEW_ELEMENTS:
+        if block == 128 and view.samples > 8 * MANY_ROWS:
+            # (7574, 72) with relu takes 7.3 us so, and 9.7 with half as many rows, rms_norm of (8310, 76) 7.1 and 8.1.
+            return RowsBackwardConfig(8, 2, 4 * PROCESSORS, stages=1 if norm.has_mean else 4)
+        return None
+    if block == 128 and norm.smooth and not norm.has_mean:
+        # rms_norm of (220000, 94) with gelu takes 103 us so, and 268 in steps of 16 rows with none in flight.
+        return RowsBackwardConfig(8, 4, 4 * PROCESSORS, stages=4)
+    if block == 128 and norm.smooth:
+        # With gelu (100000, 80) takes 45.8 us so, and 50.8 in half of it on one warp.
+        return RowsBackwardConfig(16, 8, 2 * PROCESSORS, stages=4)
+    if block == 128 and (view.numel <= 5 * FEW_ELEMENTS or not norm.has_mean):
+        # Steps of 16 rows with none in flight: (16610, 108) takes 11.5 us so, and 15.4 in steps of 8 with two in
+        # flight, (45000, 108) 22.1 and 24.6, rms_norm of (60000, 108) 23.1 on four warps, and 28.1.
+        return RowsBackwardConfig(16, 2 if norm.has_mean else 4, 4 * PROCESSORS, stages=1)
+    if 128 <= block <= 256:
+        # 60000 x 96 takes 24.8 us so, and 32.6 with half as many rows, 30000 x 192 21.8 and 25.0.
+        return RowsBackwardConfig(1024 // block, block // 128, 8 * PROCESSORS * 128 // block, stages=3)
+    if block == 512 and not norm.has_mean:
+        # rms_norm of (60000, 308) takes 61 us so, and 70 with one row.
+        return RowsBackwardConfig(2, 2, 4 * PROCESSORS, stages=4)
+    if block == 1024 and norm.has_mean and not norm.smooth and _are_many_sparse(problem, block):
+        # (20000, 768) takes 48.7 us so, and 52.2 on one warp with half as many programs.
+        return RowsBackwardConfig(1, 2, 4 * PROCESSORS, stages=4)
+    return None
 
 
 def _sparse_smooth_backward(problem: Problem, block: int) -> RowsBackwardConfig:
@@ -329,6 +284,131 @@ def _sparse_smooth_backward(problem: Problem, block: int) -> RowsBackwardConfig:
     if 8 * problem.view.channels <= 5 * block:
         return RowsBackwardConfig(1, 1, max(2, min(8, most)) * PROCESSORS, stages=3)
     return RowsBackwardConfig(1, 2, (6 if most >= 6 else max(2, min(4, most))) * PROCESSORS, stages=4)
+
+
+def _shortest_rows(problem: Problem, block: int) -> RowsBackwardConfig | None:
+    """Many rows of 64 lanes at most and wide loads, several to a warp; None for others."""
+    size = DTYPE_BYTES[problem.dtype]
+    if block > 64 or problem.view.numel < FEW_ELEMENTS:
+        return None
+    if load_bytes(problem) == WIDE_LOAD:
+        # Loads of 8 bytes are slow ahead of their use on one warp: (65536, 30) in fp32 takes 12.2 us so, and 22 on one
+        # warp with four steps in flight, (30000, 54) with silu 11.1 and 22, (32768, 62) 10.9, and 13.1 with half of its
+        # rows, in 16 bits (60000, 28) 9.0 so, and 15.1 on one warp, (65536, 60) 13.6 and 21.4.
+        rows = (2048 if size == 4 and block == 64 and not problem.norm.smooth else 1024) // block
+        return RowsBackwardConfig(rows, 4, 4 * PROCESSORS, stages=1 if size == 4 else 4)
+    if load_bytes(problem) == WIDEST_LOAD and (block == 64 or (block == 32 and size == 4)):
+        # (59108, 64) in fp32 takes 17.3 us so, and 24.1 in half of it on one warp, in bf16 with silu 13.6 and 15.8,
+        # (80000, 32) in fp32 12.5, and 20.2 with all of it on one.
+        return RowsBackwardConfig(16, block // 16, 4 * PROCESSORS, stages=4)
+    return None
+
+
+def _narrow_rows_of_16_bits(problem: Problem, block: int) -> RowsBackwardConfig | None:
+    """Rows of pairs of 256 to 1024 lanes, and few rows of narrow loads of 256 or 512; None for others."""
+    view, load = problem.view, load_bytes(problem)
+    if DTYPE_BYTES[problem.dtype] != 2 or load >= WIDE_LOAD or not 256 <= block <= 1024:
+        return None
+    if view.numel >= FEW_ELEMENTS:
+        if load != PAIR_LOAD:
+            return None
+        # Pairs go ahead of their use without windows: 7085 x 822 in fp16 takes 16.0 us so, and 18.4 in windows.
+        rows, warps, programs = (2, 2, 4) if block == 1024 else (512 // block, 1, 8)
+        return RowsBackwardConfig(rows, warps, programs * PROCESSORS, stages=3)
+    if block == 1024:
+        return None
+    # (2706, 263) in fp16 with relu takes 7.3 us so, and 8.6 with one row on one warp, rms_norm of (792, 285) with silu
+    # 4.8 and 6.2, (2866, 181) in bf16 7.3 on two warps, and 8.5 on one. Twice as many rows take one step: (2048, 315)
+    # takes 6.3 us so, and 7.0 in two, (1002, 361) 4.9 and 5.5. Of pairs (552, 474) in fp16 with gelu takes 5.0 us with
+    # two, and 7.7 with one.
+    programs = 4 * PROCESSORS
+    if block == 512 and load == PAIR_LOAD and 2 * programs < view.samples:
+        if problem.norm.smooth and view.samples > 4 * programs:
+            return RowsBackwardConfig(2, 4, programs // 2, stages=4)  # (2511, 394) in fp16 with gelu: 8.8 us, 9.0
+        # (2511, 394) in bf16 takes 7.3 us so, and 8.5 with two rows, (1500, 394) in fp16 with gelu 6.5 and 7.2.
+        return RowsBackwardConfig(4, 4, programs)
+    if block == 512 and not problem.norm.smooth and view.samples <= 4 * programs:
+        return RowsBackwardConfig(4, 2, programs)
+    return RowsBackwardConfig(2, block // 128, programs, stages=4 if view.samples > 2 * programs else 1)
+
+
+def _few_rows_of_16_bits(problem: Problem, block: int) -> RowsBackwardConfig | None:
+    """Rows of 1024 and 2048 lanes in a few steps; None for others."""
+    view, norm = problem.view, problem.norm
+    if DTYPE_BYTES[problem.dtype] != 2:
+        return None
+    if view.numel < 2 * FEW_ELEMENTS and block == 1024 and view.samples > PROCESSORS:
+        # (900, 700) in bf16 with gelu takes 6.6 us so, and 8.7 with one row on two warps, (280, 573) with relu 4.4 and
+        # 5.6, (1325, 743) in fp16 7.8 on two warps, and 8.5 with one row, (2048, 1001) in bf16 10.0 and 11.5.
+        programs = 4 * PROCESSORS
+        several = view.samples > 2 * programs  # steps
+        warps = 2 if norm.activation is None and not several else 4
+        return RowsBackwardConfig(2, warps, programs, stages=3 if several and norm.smooth else 1)
+    if block != 2048 or not _has_wide_loads(problem):
+        return None
+    if 2 * PROCESSORS < view.samples <= 4 * PROCESSORS:
+        # (462, 1536) in bf16 takes 6.0 us so, and 6.8 with a row on four warps, rms_norm of (496, 2048) 5.9 and 6.3.
+        return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
+    several = 4 * PROCESSORS < view.samples <= 8 * PROCESSORS and not _has_empty_lanes(problem, block)
+    if norm.smooth and several:
+        # (529, 2048) in fp16 with silu takes 7.5 us so, and 8.2 with one row on two warps, but (2000, 2048) in bf16
+        # 13.3 with one.
+        return RowsBackwardConfig(2, 4, 4 * PROCESSORS)
+    return None
+
+
+def _rows_and_warps(block: int, thread: int) -> tuple[int, int]:
+    """Rows to a step and warps, with so many elements of a step to a thread."""
+    return max(1, 32 * thread // block), max(1, block // (32 * thread))
+
+
+def _most_programs(problem: Problem) -> int:
+    """The sums of a program take 8 bytes an element, and are to be few beside its rows."""
+    return 3 * DTYPE_BYTES[problem.dtype] * problem.view.samples // 32
+
+
+def _narrow_rows(problem: Problem, block: int) -> RowsBackwardConfig:
+    view, size, few = problem.view, DTYPE_BYTES[problem.dtype], problem.view.numel < FEW_ELEMENTS
+    # (3000, 30) in fp16 takes 3.9 us with 8 elements a thread, and 4.2 with 16, (9728, 3) 3.3 and 3.6, but (19474, 13)
+    # in bf16 with leaky_relu 7.6 and 6.6.
+    least = 8 if block <= 64 and view.numel <= FEW_ELEMENTS // 8 else 16
+    rows, warps = _rows_and_warps(block, least if few else 32 if block >= 1024 else max(8, block // 16))
+    most = _most_programs(problem)
+    if few and size == 2 and block == 128:
+        if view.samples > FEW_ELEMENTS // (2 * block):
+            return RowsBackwardConfig(8, 1, 4 * PROCESSORS)  # (8000, 67) in bf16 takes 8.0 us so, and 9.7 with 4
+        most = -(-view.samples // rows)  # steps: (1140, 97) in fp16 takes 6.4 us in two, (1054, 109) 4.8 in one
+    resident = 8 if block >= 1024 else 16 if block == 512 else 32
+    programs = max(2 * PROCESSORS, min(PROCESSORS * resident // warps, most))
+    # (56100, 181) in fp16 with silu takes 34.1 us so, and 38.0 with no step in flight, (858158, 251) 430 and 470, but
+    # (100000, 141) 40.5 and 36.1, rms_norm of (100000, 231) 56 and 53.
+    flying = block == 256 and size == 2 and problem.norm.has_mean and 8 * view.channels > 5 * block and not few
+    return RowsBackwardConfig(rows, warps, programs, stages=4 if flying else 1)
+
+
+def _wide_rows(problem: Problem, block: int) -> RowsBackwardConfig:
+    view, norm, size = problem.view, problem.norm, DTYPE_BYTES[problem.dtype]
+    rows, warps = _rows_and_warps(block, 32 if block >= 1024 and view.numel >= FEW_ELEMENTS else 16)
+    step, most = rows * block * size, _most_programs(problem)
+    # Sparse rows move fewer bytes: (17887, 1536) in bf16 takes 46.9 us with 528, and 50.1 with 264, rms_norm of (30000,
+    # 1280) in fp16 60.3 and 71.0, (40000, 640) 43.4 with 1056, and 47.9 with 528, (65536, 320) in bf16 39.0 with 1584,
+    # and 45.6 with 1056.
+    sparse = size == 2 and _are_many_sparse(problem, block)
+    # (25676, 1322) in fp16 takes 70 us with 528, and 86 with 264.
+    busy = norm.smooth or (block == 2048 and load_bytes(problem) < WIDE_LOAD) or sparse
+    programs = PROCESSORS * max(2, PROCESSOR_BYTES * (2 if busy else 1) // step)
+    if sparse:
+        each = 12 if rows > 1 or norm.has_mean else 8
+        programs = min(programs, each * PROCESSORS, most // (2 * PROCESSORS) * 2 * PROCESSORS)
+    if block <= 128:  # (60000, 96) in fp16 takes 17.6 us with 2112 programs, and 18.7 with 1056
+        programs = max(programs, min(16 * PROCESSORS, view.samples // LEAST_SUMMED))
+    # An even number to a multiprocessor: (2000, 2048) in bf16 with silu takes 13.3 us with 264, and 15.2 with 375.
+    programs = max(1, round(min(programs, most) / (2 * PROCESSORS))) * 2 * PROCESSORS
+    # Steps of one row without a mean: rms_norm of (585480, 384) in bf16 takes 331 us with four, and 383 with three,
+    # (26671, 512) in fp16 24.1 and 25.7.
+    light = rows == 1 and block == 512 and not norm.has_mean and not norm.smooth
+    deep = (step >= 2048 or light or sparse) and row_window(problem) == 1
+    return RowsBackwardConfig(rows, warps, programs, stages=4 if deep else 3)
 
 
 def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
