@@ -434,7 +434,7 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (problem_of((32, 256, 56, 56), backward=True), "hopper.resident"),  # 77 %
         (problem_of((60, 128, 58, 40), 16, backward=True), "triton.tiles"),  # 57 %
         (problem_of((5, 5, 32, 128, 305), 5, torch.float32, None, backward=True), "hopper.resident"),
-        (problem_of((1, 128, 4, 300, 1024), 32, activation="relu", backward=True), "triton.tiles"),  # too few blocks
+        (problem_of((6, 8, 560, 1000), 2, activation="relu", backward=True), "triton.tiles"),  # 69 % of the blocks work
         (problem_of((16, 128, 128, 160), 128, backward=True), "hopper.resident"),
         (problem_of((30, 64, 144, 144), 64, backward=True), "hopper.resident"),
         (over_batch((32, 256, 56, 56)), "hopper.resident"),

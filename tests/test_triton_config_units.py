@@ -386,6 +386,7 @@ def test_rows_with_a_mean_that_fill_no_tile_have_few_warps(
     [
         ((65536, 768), 32, 125),
         ((20000, 320), 32, 19),
+        ((65536, 301), 7, 55),
         ((65536, 768, 2), 32, 1),
         ((500, 4096), 32, 1),
         ((3000, 64), 32, 1),
@@ -402,6 +403,7 @@ def test_a_backward_of_many_points_walks_over_them(shape: tuple[int, ...], group
         listed = instances.HELD.configs(problem)
         assert config in listed
         assert {one.stages for one in listed if one.steps > 1} == {1, 3}
+        assert len({(one.units, one.samples) for one in listed if one.steps > 1 and one.warps == 1}) > 3
         assert len({one.units for one in listed if one.steps > 1}) > 1  # rows of two lengths
         assert config.samples * config.steps * (-(-shape[0] // (config.samples * config.steps))) >= shape[0]
 

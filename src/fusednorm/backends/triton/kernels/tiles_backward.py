@@ -419,8 +419,8 @@ def through_statistics(dz, xhat, gain, scaled_p, scaled_q):
     if scaled_q is None:
         return dz * gain
     else:
-        # x - mean in place of xhat would take a factor rstd**2, beyond fp32 for inputs of 1e19. Numbers of a channel are
-        # negated, here as in other kernels, because Triton 3.6 takes an addition for each element's sign.
+        # x - mean in place of xhat would take a factor rstd**2, beyond fp32 for inputs of 1e19. Numbers of a channel
+        # are negated, here as in other kernels, because Triton 3.6 takes an addition for each element's sign.
         return tl.fma(dz, gain, tl.fma(xhat, -scaled_q, -scaled_p))
 
 
