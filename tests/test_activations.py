@@ -184,11 +184,11 @@ def test_accuracy(dtype: torch.dtype, name: str, span: str) -> None:
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_derivatives_under_gradients_of_16_bits(dtype: torch.dtype, name: str) -> None:
-    """They err by a few millionths of themselves, where they do not cross 0, and keep their limits."""
+    """They err by ten millionths of themselves at most, where they do not cross 0, and keep their limits."""
     z = torch.cat([torch.linspace(-100, 100, 200_001), torch.logspace(2, 38, 1000), -torch.logspace(2, 38, 1000)])
     got, right = ours(z, name, dtype=dtype)[1].double(), expected(z, name)[1]
     unit = torch.where(z.abs() < 3, right.abs().clamp(min=0.1), right.abs())
-    assert bool(((got - right).abs() <= 4e-6 * unit + 2.0**-118).all())
+    assert bool(((got - right).abs() <= 1e-5 * unit + 2.0**-118).all())
     value, derivative = ours(torch.tensor([math.nan]), name, dtype=dtype)
     assert value.isnan().all()
     assert derivative.isnan().all() or name in ("relu", "leaky_relu")
