@@ -45,8 +45,6 @@ SOME_POINTS, SHORT_POINTS = 1 << 18, 512
 SHORT_WHOLE = 512
 #: Positions of an odd plane from which on planes are long enough for tiles.
 MOST_WHOLE_PLANE = 512
-#: Positions of a plane that wide loads read from which on a channel of samples is faster held.
-EVEN_PLANE = 96
 #: Positions of a plane that lies along one axis with those of other samples, or that narrow loads read, beyond which it
 #: fills tiles.
 LONG_FLAT_PLANE = 1024
