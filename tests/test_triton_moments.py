@@ -52,6 +52,8 @@ for name, numbers in (
     ("pivoted, far from 0", [4096.0 + (i % 7) for i in range(1500)]),
     ("pivoted, infinite", [3e38, -3e38, 3e38]),
     ("pivoted, nan", [1.0, nan, 2.0]),
+    ("pivoted, an infinity", [1.0, float("inf"), 2.0]),
+    ("pivoted, an infinity first", [float("-inf"), 1.0, 2.0]),
 ):
     out, x = torch.full((2,), nan), torch.tensor(numbers, dtype=torch.bfloat16)
     call_pivoted[(1,)](x, out, 2048, len(numbers))
@@ -106,6 +108,8 @@ def test_merges_at_the_ends(tmp_path: Path) -> None:
         assert given == pytest.approx(expected, rel=2 * 2000 * 2**-24)
     assert found["pivoted, infinite"][0] == pytest.approx([1e38, math.inf], rel=1e-2)
     assert all(math.isnan(number) for number in found["pivoted, nan"][0])
+    for name in ("an infinity", "an infinity first"):  # M2 is no number, as of torch, though the squares are infinite
+        assert math.isnan(found[f"pivoted, {name}"][0][1])
 
 
 PIVOTS = """

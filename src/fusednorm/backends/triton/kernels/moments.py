@@ -95,7 +95,8 @@ def pivoted_moments(pivot, total, squares, count):
     step = total * inverse
     m2 = squares - total * step
     m2 = tl.where(m2 < 0.0, 0.0, m2)  # a NaN stays
-    return pivot + step, tl.where(squares == float("inf"), squares, m2)
+    beyond = (squares == float("inf")) & (tl.abs(total) < float("inf"))  # of finite elements
+    return pivot + step, tl.where(beyond, squares, m2)
 
 
 @triton.jit
