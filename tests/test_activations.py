@@ -120,7 +120,8 @@ def test_flops_are_counted(name: str) -> None:
 
 def test_bind_wants_every_primitive() -> None:
     with pytest.raises(
-        TypeError, match="primitives fma, sigmoid, sigmoid_slope, gate_slope, tanh, normal_cdf, normal_pdf are missing"
+        TypeError,
+        match="primitives fma, sigmoid, sigmoid_slope, gate, gate_slope, tanh, normal_cdf, normal_pdf are missing",
     ):
         bind(FORMULAS["relu"].value, {"const": float, "where": lambda *_: 0.0})
 

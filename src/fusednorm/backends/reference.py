@@ -42,6 +42,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "fma": lambda a, b, c: a * b + c,
     "sigmoid": torch.sigmoid,
     "sigmoid_slope": lambda z: torch.sigmoid(z) * torch.sigmoid(-z),
+    "gate": torch.sigmoid,
     "gate_slope": lambda z, gate: gate * torch.sigmoid(-z),
     "tanh": torch.tanh,
     "normal_cdf": lambda z: 0.5 * torch.erfc(z * -sqrt(0.5)),

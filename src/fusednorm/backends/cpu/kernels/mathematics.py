@@ -18,7 +18,6 @@ from fusednorm.activations import (
     NORMAL_TAIL_16,
     NORMAL_TAIL_32,
     NORMAL_TAIL_64,
-    NORMAL_TAIL_SUMMED,
     TANH_32,
     TANH_64_BOTTOM,
     TANH_64_TOP,
@@ -153,7 +152,7 @@ def _sigmoid_and_slope(decay, number):
 
 
 @inlined
-def _gate_slope_16(z, gate):
+def _gate_slope_16(unused, gate):
     """gate_slope under gradients of 16 bits: where it cancels, it errs by the last place of the gate."""
     return gate - gate * gate
 
@@ -200,7 +199,7 @@ def _normal_32(decay):
         square = z * z
         middle = F(0.5) + z * centre(square)
         t = F(1.0) / (F(1.0) + F(0.3 * _SQRT_HALF) * abs(z))
-        tail = F(0.5) * decay(F(0.5) * square) * (t * scaled_tail(t))
+        tail = decay(F(0.5) * square) * (t * scaled_tail(t))
         outer = tail if z < F(0.0) else F(1.0) - tail
         return middle if square < F(1.0) else outer
 
@@ -211,15 +210,13 @@ def _normal_32(decay):
     return cdf, pdf
 
 
-def _normal_cdf_16(decay, coefficients, scale):
-    """The distribution function for values of 16 bits, or for gradients: a shorter polynomial in t = 1 / (1 + scale x),
-    and none of its own around zero."""
-    scaled_tail = _polynomial(coefficients, F)
-    scale *= _SQRT_HALF
+def _normal_cdf_16(decay):
+    """The distribution function for values of 16 bits: a shorter polynomial, and none of its own around zero."""
+    scaled_tail = _polynomial(NORMAL_TAIL_16, F)
 
     @inlined
     def cdf(z):
-        t = F(1.0) / (F(1.0) + F(scale) * abs(z))
+        t = F(1.0) / (F(1.0) + F(0.53 * _SQRT_HALF) * abs(z))
         tail = decay(F(0.5) * (z * z)) * (t * scaled_tail(t))
         return tail if z < F(0.0) else F(1.0) - tail
 
@@ -260,18 +257,17 @@ def _primitives(dtype, derivative):
         number, decay = F, _decay_32("derivative" if derivative else dtype)
         tanh, normal = _tanh_32(decay), _normal_32(decay)
     sigmoid, sigmoid_slope, gate_slope = _sigmoid_and_slope(decay, number)
-    if short:
-        fit = (NORMAL_TAIL_SUMMED, 0.51) if derivative else (NORMAL_TAIL_16, 0.53)
-        normal, gate_slope = (_normal_cdf_16(decay, *fit), normal[1]), _gate_slope_16
+    alone = _sigmoid(decay, number)
     return {
         "const": number,
         "where": where,
         "fma": fma,
-        "sigmoid": sigmoid if derivative and not short else _sigmoid(decay, number),
+        "sigmoid": sigmoid if derivative else alone,
         "sigmoid_slope": sigmoid_slope,
-        "gate_slope": gate_slope,
+        "gate": alone if short else sigmoid,
+        "gate_slope": _gate_slope_16 if short else gate_slope,
         "tanh": tanh,
-        "normal_cdf": normal[0],
+        "normal_cdf": _normal_cdf_16(decay) if short and not derivative else normal[0],
         "normal_pdf": normal[1],
     }
 
@@ -330,8 +326,7 @@ def activation(name: str | None, dtype: str, parametric: bool = True):
 def _functions(name: str, dtype: str, parametric: bool):
     """Compiled value(z, parameter) and pullback(grad_output, z, parameter) = grad_output * value'(z).
 
-    Values are as precise as the dtype that they are rounded to. Gradients are summed: they are as precise as float32,
-    or, where they come in 16 bits, err by a millionth.
+    Values are as precise as the dtype that they are rounded to; gradients, which are summed, as float32.
     """
     formula = FORMULAS[name]
     value = rewritten(bind(formula.value, _primitives(dtype, False)))

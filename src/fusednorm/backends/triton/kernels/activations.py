@@ -21,7 +21,6 @@ from fusednorm.activations import (
     NORMAL_TAIL_16,
     NORMAL_TAIL_32,
     NORMAL_TAIL_64,
-    NORMAL_TAIL_SUMMED,
     TANH_32,
     TANH_64_BOTTOM,
     TANH_64_TOP,
@@ -30,7 +29,6 @@ from fusednorm.activations import (
 from fusednorm.problem import DTYPE_BYTES
 
 _TAIL_16, _TAIL_32, _TAIL_64 = map(tl.constexpr, (NORMAL_TAIL_16, NORMAL_TAIL_32, NORMAL_TAIL_64))
-_TAIL_SUMMED = tl.constexpr(NORMAL_TAIL_SUMMED)
 _TANH_32 = tl.constexpr(TANH_32)
 _TANH_TOP, _TANH_BOTTOM = tl.constexpr(TANH_64_TOP), tl.constexpr(TANH_64_BOTTOM)
 
@@ -168,7 +166,7 @@ def normal_cdf(z):
     else:
         one = tl.full((), 1.0, z.dtype)
         t = reciprocal(tl.fma(size, one * 0.21213203435596426, one))
-        tail = gaussian(z) * (0.5 * t * polynomial(t, _TAIL_32))
+        tail = gaussian(z) * (t * polynomial(t, _TAIL_32))
     return tl.where(z < 0.0, tail, 1.0 - tail)
 
 
@@ -177,14 +175,6 @@ def normal_cdf_16(z):
     one = tl.full((), 1.0, z.dtype)
     t = reciprocal(tl.fma(tl.abs(z), one * 0.3747665940288702, one))
     tail = gaussian(z) * (t * polynomial(t, _TAIL_16))
-    return tl.where(z < 0.0, tail, 1.0 - tail)
-
-
-def normal_cdf_summed(z):
-    """normal_cdf for gradients of 16 bits and their sums."""
-    one = tl.full((), 1.0, z.dtype)
-    t = reciprocal(tl.fma(tl.abs(z), one * 0.36062445840513924, one))
-    tail = gaussian(z) * (t * polynomial(t, _TAIL_SUMMED))
     return tl.where(z < 0.0, tail, 1.0 - tail)
 
 
@@ -210,18 +200,17 @@ def _primitives(nvidia: bool, derivative: bool, short: bool) -> dict[str, Any]:
         "_TAIL_16": _TAIL_16,
         "_TAIL_32": _TAIL_32,
         "_TAIL_64": _TAIL_64,
-        "_TAIL_SUMMED": _TAIL_SUMMED,
         "_TANH_32": _TANH_32,
         "_TANH_TOP": _TANH_TOP,
         "_TANH_BOTTOM": _TANH_BOTTOM,
     }
-    normal_cdf_short = normal_cdf_summed if derivative else normal_cdf_16
     primitives = {
-        "sigmoid": sigmoid if derivative and not short else sigmoid_alone,
+        "sigmoid": sigmoid if derivative else sigmoid_alone,
         "sigmoid_slope": sigmoid_slope,
+        "gate": sigmoid_alone if short else sigmoid,
         "gate_slope": gate_slope_16 if short else gate_slope,
         "tanh": tanh,
-        "normal_cdf": normal_cdf_short if short else normal_cdf,
+        "normal_cdf": normal_cdf_16 if short and not derivative else normal_cdf,
         "normal_pdf": normal_pdf,
     }
     found = {"const": const, "where": where, "fma": fma, "tl": tl}
