@@ -427,13 +427,12 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     narrow, single = seen.narrow(problem), seen.load_bytes(problem) == size
     if narrow and full < 1 and FEWEST_ALONE <= seen.elements <= MOST_ALONE:
         return _walk_alone(problem, seen)
-    if problem.modulated and single and full < (0.6 if size == 2 else 0.75) and seen.elements <= WALKED_LANES:
+    if problem.modulated and single and size > 2 and full < 0.75 and seen.elements <= WALKED_LANES:
         return HeldConfig(max(1, WALKED_TILE // size // seen.elements), 4)
     units = max(1, min(power_of_two(seen.in_sample), WALKED_TILE // seen.elements))
     if narrow or 5 * seen.in_sample < 4 * units * -(-seen.in_sample // units):
         units = max(1, min(units, WALKED_LANES // seen.elements))
     if problem.modulated and single and size == 2 and seen.elements > 4:
-        # (9000, 352) in 32 groups in bf16 with silu takes 53 us so, and 69 with p and q in memory.
         return walk_of(seen, max(1, units // 2), WALKED_TILE, 16, 8, 3)
     if problem.modulated and narrow and not single:
         return walk_of(seen, units, WALKED_TILE // 2, 4, 16, 1)
@@ -486,8 +485,8 @@ def _walk_alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
         units, warps = (1 if elements >= 32 else 4 if busy else 2), 16 if elements == MOST_ALONE else 32
         if busy:
             samples = max(1, samples // units)
-        elif elements == 2 * WALKED_ALONE or elements == WALKED_ALONE:
-            samples = 2  # (65536, 301) in 7 groups in bf16
+        elif elements < MOST_ALONE:
+            samples = max(2, samples)
     units = min(units, power_of_two(seen.in_sample))
     lanes = units * samples * elements
     return walk_of(seen, units, lanes, lanes // 32, warps, 1)
