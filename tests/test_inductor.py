@@ -351,7 +351,7 @@ def test_what_is_taken_for_written_is_not() -> None:
     for kernel, body in re.findall(r"\ndef (\w+)(.*?)(?=\n@triton)", inspect.getsource(tiles_backward), re.DOTALL):
         assert "tl.store(partials" not in body
         assert "tl.store(parameters" not in body
-        assert ("tl.store(p_partials" in body) == (kernel == "reduce_tiles")
+        assert ("tl.store(p_partials" in body) == (kernel == "reduce_chunk")
 
 
 def test_entries_say_what_kernels_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def bounds_of(wide, o_c, first, span, C, S, steps, WINDOW: tl.constexpr, REPEAT:
     sample begins and ends, counted from its first row."""
     if ACROSS:
         low = wide * S % REPEAT * C
-        return low, low + S * C
+        return low, low + wide_of(S) * C
     elif WINDOW == 1:
         return o_c, o_c  # not used
     else:
@@ -202,6 +202,17 @@ def whole_steps(
             end = wide_of(S) // REPEAT
         whole = tl.minimum(tl.maximum((end - first) // STEP, 0), tiles).to(tl.int32)
         return head, tl.maximum(whole, head)
+
+
+@triton.jit
+def has_whole_rows(n, chunk, span, C, S, REPEAT: tl.constexpr, ACROSS: tl.constexpr):
+    """Whether each row of a chunk of channels_last, of which each has several positions, is a whole row of a sample."""
+    first = chunk.to(tl.int64) * span
+    if ACROSS:
+        low = n.to(tl.int64) * S % REPEAT * C
+        return (first * (C * REPEAT) >= low) & ((first + span) * (C * REPEAT) <= low + wide_of(S) * C)
+    else:
+        return (first + span) * REPEAT <= S
 
 
 @triton.jit

@@ -37,6 +37,7 @@ from fusednorm.backends.triton.kernels.addressing import (
     bounds_of,
     channels_of_lanes,
     ends_of,
+    has_whole_rows,
     lanes_of_whole_rows,
     locate,
     mask_of_tile,
@@ -266,13 +267,12 @@ def welford_rows(
 
 
 @triton.jit
-def rows_moments(
-    p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, by_blocks,
-    chunks, by_chunks, total,
-    tiles,
+def chunk_moments(
+    n, block, chunk, p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial,
+    chunks, total, tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
     ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
-    EXACT: tl.constexpr = False,
+    EXACT: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk, down the rows of channels, DEPTH times BLOCK_S in a step; with
     pre_add those of s, as in :func:`planes_moments`.
@@ -281,11 +281,11 @@ def rows_moments(
     the mean moves by sum d / (n + DEPTH), and M2 grows by sum d**2 - (sum d)**2 / (n + DEPTH). The difference is an
     eighth of sum d**2 at least in a first step of 8, where one deviation is 0, and half of it later.
     """
+    ENDS: tl.constexpr = ACROSS and not WHOLE
     EVICTION: tl.constexpr = "" if added.total is None else "evict_first"
     dtype: tl.constexpr = p_partials.dtype.element_ty
     LARGEST: tl.constexpr = 1.7e308 if dtype == tl.float64 else 3.4e38
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, True)
-    n, block, chunk = locate(tl.program_id(0), blocks, by_blocks, chunks, by_chunks, True)
     n = n.to(tl.int64)
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     first = chunk.to(tl.int64) * (BLOCK_S * DEPTH * tiles)
@@ -307,7 +307,7 @@ def rows_moments(
         p_out = added.total + offsets_of_tile(n, o_lane, o_s, first, S, s_steps, 1, REPEAT, ACROSS, True)
         sum_spatial = s_steps.spatial
     late = None
-    if ACROSS:
+    if ENDS:
         o_end, m_end = ends_of(o_lane, first, BLOCK_S * DEPTH * tiles, low, high, C, ALIGN, 1, REPEAT, True)
         if added.before is not None:
             o_before = offsets_of_ends(n, o_lane, o_end, first, S, before_steps, 1, REPEAT, True)
@@ -324,9 +324,12 @@ def rows_moments(
     mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     if not RMS:
-        mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
         begin = 0
-        if ACROSS:
+        if WHOLE:
+            mask = lanes_of_whole_rows(o_lane, C, ALIGN, REPEAT)
+        else:
+            mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
+        if ENDS:
             below = mask_of_tile(o_lane, o_s + BLOCK_S, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
             mask, begin = tl.where(late, below, mask), tl.where(late, BLOCK_S, 0)
         mean += sum_at(
@@ -343,9 +346,9 @@ def rows_moments(
             dtype,
             EXACT,
         )
-    head, whole = whole_steps(first, low, high, C, S, tiles, BLOCK_S * DEPTH, EVEN, REPEAT, ACROSS)
+    head, whole = whole_steps(first, low, high, C, S, tiles, BLOCK_S * DEPTH, EVEN or WHOLE, REPEAT, ACROSS)
     m_row = lanes_of_whole_rows(o_lane, C, ALIGN, REPEAT)
-    if ACROSS:  # noqa: SIM102 (one is known when compiling, the other is not)
+    if ENDS:  # noqa: SIM102 (one is known when compiling, the other is not)
         if head > 0:
             mean, m2 = welford_rows(
                 mean, m2, p_tile, p_before, p_out, numbers, x_steps.spatial, before_spatial, sum_spatial, late,
@@ -367,34 +370,62 @@ def rows_moments(
         if not RMS:
             count = (tile + 1) * DEPTH
             share = tl.full((), 1.0, dtype) / count
-            if ACROSS:
+            if ENDS:
                 share = tl.where(late, tl.full((), 1.0, dtype) / tl.maximum(count - 1, 1), share)
             step = total_d * share
             mean += step
             m2 -= tl.minimum(total_d * step, LARGEST)  # of infinite squares M2 stays infinite
-    if not EVEN:  # noqa: SIM102
+    if not (EVEN or WHOLE):  # noqa: SIM102
         if whole < tiles:
             mean, m2 = welford_rows(
                 mean, m2, p_tile, p_before, p_out, numbers, x_steps.spatial, before_spatial, sum_spatial, late, whole,
                 o_lane, o_s, first, low, high, C, S, EVICTION, RMS, EVEN, ALIGN, REPEAT, ACROSS, DEPTH, EXACT,
             )  # fmt: skip
-    rows = S + tl.zeros_like(o_lane).to(tl.int64)  # of each lane
-    if ACROSS:
-        rows = (high - window - ALIGN + C * REPEAT) // (C * REPEAT)
-    elif REPEAT > 1:
-        rows = (rows * C - o_lane + C * REPEAT - 1) // (C * REPEAT)
-    held = (rows[None, :] - (first + o_s)[:, None] + BLOCK_S - 1) // BLOCK_S
-    held = tl.minimum(tl.maximum(held, 0), tiles * DEPTH)
-    if ACROSS:
-        held -= (late & (held > 0)).to(held.dtype)
-    count = held.to(dtype)
+    if WHOLE:
+        count = tl.zeros_like(mean) + tiles * DEPTH
+    else:
+        rows = S + tl.zeros_like(o_lane).to(tl.int64)  # of each lane
+        if ACROSS:
+            rows = (high - window - ALIGN + C * REPEAT) // (C * REPEAT)
+        elif REPEAT > 1:
+            rows = (rows * C - o_lane + C * REPEAT - 1) // (C * REPEAT)
+        held = (rows[None, :] - (first + o_s)[:, None] + BLOCK_S - 1) // BLOCK_S
+        held = tl.minimum(tl.maximum(held, 0), tiles * DEPTH)
+        if ACROSS:
+            held -= (late & (held > 0)).to(held.dtype)
+        count = held.to(dtype)
     mean, m2 = merge_lanes(mean, m2, count, 0)
-    if ACROSS:
+    if ENDS:
         mean, m2 = with_ends(mean, m2, tl.sum(count, 0), b_end.to(dtype), m_end, RMS)
     o_partial = offsets_of_partials(n, chunk, o_lane, C * REPEAT, chunks, True)
     if not RMS:
         tl.store(p_partials + o_partial, mean, o_lane < C * REPEAT)
     tl.store(p_partials + total + o_partial, m2, o_lane < C * REPEAT)
+
+
+@triton.jit
+def rows_moments(
+    p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, by_blocks,
+    chunks, by_chunks, total,
+    tiles,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
+    ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    EXACT: tl.constexpr = False,
+):  # fmt: skip
+    """:func:`chunk_moments` of a program."""
+    n, block, chunk = locate(tl.program_id(0), blocks, by_blocks, chunks, by_chunks, True)
+    if REPEAT > 1 and has_whole_rows(n, chunk, BLOCK_S * DEPTH * tiles, C, S, REPEAT, ACROSS):
+        chunk_moments(
+            n, block, chunk, p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel,
+            s_spatial, chunks, total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES,
+            EXACT, True,
+        )  # fmt: skip
+    else:
+        chunk_moments(
+            n, block, chunk, p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel,
+            s_spatial, chunks, total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES,
+            EXACT, False,
+        )  # fmt: skip
 
 
 @triton.jit(
@@ -439,20 +470,17 @@ def finalize(
 
 
 @triton.jit
-def apply_tiles(
-    p_x, p_y, parameters, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var, added,
-    G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, by_blocks, chunks, by_chunks,
-    programs,
-    total, partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
+def apply_chunk(
+    n, block, chunk, p_x, p_y, parameters, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var, added,
+    G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, total, partial_spatial, partial_rows,
+    partial_chunks, partial_span, eps, activation_parameter,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
     ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
     WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
-    EXACT: tl.constexpr = False,
+    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """The output of one chunk of TILES tiles. The programs walk the tensor from its end, which the pass for the moments
-    has read last and left in the L2.
+    """The output of one chunk of TILES tiles.
 
     MERGE, where a tile's channels belong to one unit: each program merges the unit's partials while its first tile is
     on the way. GROUPED: the pass that left the partials took each group for one channel of D S positions. SHARED: the
@@ -461,11 +489,11 @@ def apply_tiles(
     stores the unit's statistics where somebody wants them. s is made here again where the pass for the moments has not
     stored it, and stored where somebody wants it.
     """
+    ENDS: tl.constexpr = (WINDOW > 1 or ACROSS) and not WHOLE
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     groups = Groups(G, D, C)
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
     y_steps = steps_of(y_sample, y_channel, y_spatial, ALIGN, LAST)
-    n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, by_blocks, chunks, by_chunks, LAST)
     SPAN: tl.constexpr = BLOCK_S * TILES - WINDOW + 1
     first = chunk.to(tl.int64) * SPAN
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
@@ -474,7 +502,10 @@ def apply_tiles(
     p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
     p_out = p_y + offsets_of_tile(wide, o_lane, o_s, first, S, y_steps, WINDOW, REPEAT, ACROSS, LAST)
     low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW, REPEAT, ACROSS)
-    mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
+    if WHOLE:
+        mask = lanes_of_whole_rows(o_lane, C, ALIGN, REPEAT)
+    else:
+        mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     p_before, p_before_end, b_behind, b_behind_end = None, None, None, None
     numbers = Numbers(
         number_of_tile(added.gate, wide * C, o_c, m_c, o_s, ALIGN, LAST, dtype),
@@ -492,7 +523,7 @@ def apply_tiles(
         b_behind = tl.load(p_behind, mask, 0.0, eviction_policy="evict_first")
     if added.total is not None:
         p_total = added.total + offsets_of_tile(wide, o_lane, o_s, first, S, y_steps, WINDOW, REPEAT, ACROSS, LAST)
-    if WINDOW > 1 or ACROSS:
+    if ENDS:
         o_end, m_end = ends_of(o_lane, first, SPAN, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
         if added.before is not None:
             o_before = offsets_of_ends(wide, o_lane, o_end, first, S, before_steps, WINDOW, REPEAT, ACROSS)
@@ -548,7 +579,7 @@ def apply_tiles(
     gain, _ = tile_of(gain, o_s, LAST)
     offset, _ = tile_of(offset, o_s, LAST)
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
-    if WINDOW > 1 or ACROSS:
+    if ENDS:
         b_y = VALUE(behind(normalized(b_end - mean, gain, offset), b_behind_end), alpha).to(p_y.dtype.element_ty)
         o_out = offsets_of_ends(wide, o_lane, o_end, first, S, y_steps, WINDOW, REPEAT, ACROSS)
         tl.store(p_y + o_out, b_y, m_end)
@@ -563,7 +594,8 @@ def apply_tiles(
         if tile + 1 < TILES:  # on its way while this one is stored
             p_in += BLOCK_S * x_steps.spatial
             o_s += BLOCK_S
-            mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
+            if not WHOLE:
+                mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
             if added.before is not None:
                 p_before += BLOCK_S * before_steps.spatial
             b_x = load_sum(p_in, p_before, numbers, mask, "evict_first", dtype, EXACT).to(dtype)
@@ -572,6 +604,40 @@ def apply_tiles(
                 b_behind = tl.load(p_behind, mask, 0.0, eviction_policy="evict_first")
         tl.store(p_out, b_y, m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * y_steps.spatial
+
+
+@triton.jit
+def apply_tiles(
+    p_x, p_y, parameters, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var, added,
+    G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, by_blocks, chunks, by_chunks,
+    programs,
+    total, partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
+    ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    EXACT: tl.constexpr = False,
+):  # fmt: skip
+    """:func:`apply_chunk` of a program. The programs walk the tensor from its end, which the pass for the moments has
+    read last and left in the L2."""
+    n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, by_blocks, chunks, by_chunks, LAST)
+    if REPEAT > 1 and has_whole_rows(n, chunk, BLOCK_S * TILES, C, S, REPEAT, ACROSS):
+        apply_chunk(
+            n, block, chunk, p_x, p_y, parameters, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var, added,
+            G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, total, partial_spatial,
+            partial_rows, partial_chunks, partial_span, eps, activation_parameter, OVERLAP, RMS, VALUE, ALPHA, MERGE,
+            GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S, TILES, BLOCK_R,
+            BLOCK_D, EXACT, True,
+        )  # fmt: skip
+    else:
+        apply_chunk(
+            n, block, chunk, p_x, p_y, parameters, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var, added,
+            G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, total, partial_spatial,
+            partial_rows, partial_chunks, partial_span, eps, activation_parameter, OVERLAP, RMS, VALUE, ALPHA, MERGE,
+            GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S, TILES, BLOCK_R,
+            BLOCK_D, EXACT, False,
+        )  # fmt: skip
 
 
 @triton.jit(

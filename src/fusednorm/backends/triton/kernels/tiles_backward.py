@@ -9,6 +9,7 @@ from fusednorm.backends.triton.kernels.addressing import (
     bounds_of,
     channels_of_lanes,
     ends_of,
+    has_whole_rows,
     lanes_of_whole_rows,
     locate,
     mask_of_tile,
@@ -68,21 +69,19 @@ def sum_rows(
 
 
 @triton.jit
-def reduce_tiles(
-    p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added,
+def reduce_chunk(
+    n, block, chunk, p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, by_blocks, chunks, by_chunks, total, tiles, activation_parameter,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
+    chunks, total, tiles, activation_parameter,
+    DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, NUMBERS: tl.constexpr,
+    STAGES: tl.constexpr, NUMBERS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk, in steps of DEPTH times BLOCK_S positions. dz is
     stored where it is wanted, as the gradient of post_add, with the strides of dx. NUMBERS: and r = sum xhat."""
-    if OVERLAP:
-        gdc_launch_dependents()
+    ENDS: tl.constexpr = (WINDOW > 1 or ACROSS) and not WHOLE
     dtype: tl.constexpr = p_rstd.dtype.element_ty
-    n, block, chunk = locate(tl.program_id(0), blocks, by_blocks, chunks, by_chunks, LAST)
     groups = Groups(G, D, C)
     dy_steps = steps_of(dy_sample, dy_channel, dy_spatial, ALIGN, LAST)
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
@@ -100,7 +99,7 @@ def reduce_tiles(
         dx_steps = steps_of(dx_sample, dx_channel, dx_spatial, ALIGN, LAST)
         p_dz = added.grad_behind + offsets_of_tile(wide, o_lane, o_s, first, S, dx_steps, WINDOW, REPEAT, ACROSS, LAST)
     low, high = bounds_of(wide, o_c, first, span, C, S, x_steps, WINDOW, REPEAT, ACROSS)
-    if WINDOW > 1 or ACROSS:
+    if ENDS:
         o_end, m_end = ends_of(o_lane, first, span, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
         b_dy_end = tl.load(
             p_dy + offsets_of_ends(wide, o_lane, o_end, first, S, dy_steps, WINDOW, REPEAT, ACROSS), m_end, 0.0
@@ -124,7 +123,7 @@ def reduce_tiles(
     r = tl.zeros_like(p)
     head, whole = 0, 0
     if LAST:
-        head, whole = whole_steps(first, low, high, C, S, tiles, BLOCK_S * DEPTH, EVEN, REPEAT, ACROSS)
+        head, whole = whole_steps(first, low, high, C, S, tiles, BLOCK_S * DEPTH, EVEN or WHOLE, REPEAT, ACROSS)
         m_row = lanes_of_whole_rows(o_lane, C, ALIGN, REPEAT)
         for tile in tl.range(head, whole, num_stages=STAGES):
             for u in tl.static_range(DEPTH):
@@ -133,7 +132,7 @@ def reduce_tiles(
                     p, q, r, p_grad, p_in, p_behind, p_dz, m_row, row, dy_steps, x_steps, behind_steps, dx_steps,
                     mean, inverse, gain, offset, alpha, DERIVATIVE, NUMBERS, True,
                 )  # fmt: skip
-    if not (LAST and EVEN):
+    if not ((LAST and EVEN) or WHOLE):
         for index in tl.range(0, tiles - (whole - head), num_stages=STAGES):
             tile = tl.where(index < head, index, index + (whole - head))
             for u in tl.static_range(DEPTH):
@@ -146,7 +145,7 @@ def reduce_tiles(
                     mean, inverse, gain, offset, alpha, DERIVATIVE, NUMBERS, EVEN,
                 )  # fmt: skip
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
-    if WINDOW > 1 or ACROSS:
+    if ENDS:
         dz, xhat = gradient_of(b_dy_end, b_x_end, b_behind_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
         if added.grad_behind is not None:
             o_dz = offsets_of_ends(wide, o_lane, o_end, first, S, dx_steps, WINDOW, REPEAT, ACROSS)
@@ -159,9 +158,39 @@ def reduce_tiles(
     tl.store(p_partials + total + o_partial, sum_q, m_c)
     if NUMBERS:
         sum_r = tl.sum(r, 0 if LAST else 1)
-        if WINDOW > 1 or ACROSS:
+        if ENDS:
             sum_r += tl.sum(tl.where(m_end, xhat, 0.0), 0 if ACROSS else 1)
         tl.store(p_partials + 2 * total + o_partial, sum_r, m_c)
+
+
+@triton.jit
+def reduce_tiles(
+    p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added,
+    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
+    blocks, by_blocks, chunks, by_chunks, total, tiles, activation_parameter,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr, NUMBERS: tl.constexpr,
+):  # fmt: skip
+    """:func:`reduce_chunk` of a program."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    n, block, chunk = locate(tl.program_id(0), blocks, by_blocks, chunks, by_chunks, LAST)
+    if REPEAT > 1 and has_whole_rows(n, chunk, BLOCK_S * DEPTH * tiles, C, S, REPEAT, ACROSS):
+        reduce_chunk(
+            n, block, chunk, p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added, G, D, C, S, dy_sample,
+            dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial, chunks, total,
+            tiles, activation_parameter, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT,
+            ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES, NUMBERS, True,
+        )  # fmt: skip
+    else:
+        reduce_chunk(
+            n, block, chunk, p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added, G, D, C, S, dy_sample,
+            dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial, chunks, total,
+            tiles, activation_parameter, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT,
+            ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES, NUMBERS, False,
+        )  # fmt: skip
 
 
 @triton.jit(
@@ -425,20 +454,20 @@ def through_statistics(dz, xhat, gain, scaled_p, scaled_q):
 
 
 @triton.jit
-def input_program(
-    pid, p_dy, p_x, p_dx, parameters, statistics, added, p_totals, partials,
-    groups, S, dy_steps, x_steps, dx_steps, blocks, by_blocks, chunks, by_chunks, K, activation_parameter,
+def input_chunk(
+    n, block, chunk, p_dy, p_x, p_dx, parameters, statistics, added, p_totals, partials,
+    groups, S, dy_steps, x_steps, dx_steps, K, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd (A dz - (P + xhat Q) / K) of one chunk. P / K and Q / K are read from the totals, or merged from
     partials where a tile's channels belong to one unit. With neither totals nor partials, dx = rstd A dz. With sums
     around the norm the input is the sum, and dx includes the gradient that it has got from elsewhere."""
     dtype: tl.constexpr = statistics.rstd.dtype.element_ty
+    ENDS: tl.constexpr = (WINDOW > 1 or ACROSS) and not WHOLE
     G, D, C = groups
-    n, block, chunk = locate(pid, blocks, by_blocks, chunks, by_chunks, LAST)
     SPAN: tl.constexpr = BLOCK_S * TILES - WINDOW + 1
     first = chunk.to(tl.int64) * SPAN
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
@@ -457,14 +486,17 @@ def input_program(
             wide, o_lane, o_s, first, S, dx_steps, WINDOW, REPEAT, ACROSS, LAST
         )
     low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW, REPEAT, ACROSS)
-    mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
+    if WHOLE:
+        mask = lanes_of_whole_rows(o_lane, C, ALIGN, REPEAT)
+    else:
+        mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
     if added.behind is not None:
         b_behind = tl.load(p_behind, mask, 0.0, eviction_policy="evict_first")
     if added.grad_total is not None:
         b_more = tl.load(p_more, mask, 0.0, eviction_policy="evict_first")
-    if WINDOW > 1 or ACROSS:
+    if ENDS:
         o_end, m_end = ends_of(o_lane, first, SPAN, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
         b_dy_end = tl.load(
             p_dy + offsets_of_ends(wide, o_lane, o_end, first, S, dy_steps, WINDOW, REPEAT, ACROSS), m_end, 0.0
@@ -506,7 +538,7 @@ def input_program(
     else:
         scaled_p, scaled_q = None, None
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
-    if WINDOW > 1 or ACROSS:
+    if ENDS:
         dz, xhat = gradient_of(b_dy_end, b_x_end, b_behind_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
         p_end = p_dx + offsets_of_ends(wide, o_lane, o_end, first, S, dx_steps, WINDOW, REPEAT, ACROSS)
         b_dx = behind(through_statistics(dz, xhat, gain, scaled_p, scaled_q), b_more_end)
@@ -522,7 +554,8 @@ def input_program(
             p_grad += BLOCK_S * dy_steps.spatial
             p_in += BLOCK_S * x_steps.spatial
             o_s += BLOCK_S
-            mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
+            if not WHOLE:
+                mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
             b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
             if added.behind is not None:
@@ -536,6 +569,31 @@ def input_program(
         if added.grad_behind is not None:
             tl.store(p_out_behind, dz.to(p_dx.dtype.element_ty), m_out, eviction_policy="evict_first")
             p_out_behind += BLOCK_S * dx_steps.spatial
+
+
+@triton.jit
+def input_program(
+    pid, p_dy, p_x, p_dx, parameters, statistics, added, p_totals, partials,
+    groups, S, dy_steps, x_steps, dx_steps, blocks, by_blocks, chunks, by_chunks, K, activation_parameter,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """:func:`input_chunk` of a program."""
+    n, block, chunk = locate(pid, blocks, by_blocks, chunks, by_chunks, LAST)
+    if REPEAT > 1 and has_whole_rows(n, chunk, BLOCK_S * TILES, groups.C, S, REPEAT, ACROSS):
+        input_chunk(
+            n, block, chunk, p_dy, p_x, p_dx, parameters, statistics, added, p_totals, partials, groups, S, dy_steps,
+            x_steps, dx_steps, K, activation_parameter, OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN,
+            ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D, True,
+        )  # fmt: skip
+    else:
+        input_chunk(
+            n, block, chunk, p_dy, p_x, p_dx, parameters, statistics, added, p_totals, partials, groups, S, dy_steps,
+            x_steps, dx_steps, K, activation_parameter, OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN,
+            ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D, False,
+        )  # fmt: skip
 
 
 @triton.jit

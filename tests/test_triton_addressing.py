@@ -1,4 +1,4 @@
-"""The masks of an axis, whatever the compiler is told of its length."""
+"""The masks of an axis, whatever the compiler is told of its length, and the bounds of rows of several positions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,21 @@ from fusednorm.backends.triton.runs import leading_bits  # noqa: E402
 def test_a_length_has_its_places() -> None:
     code = """
     import json
-    from triton_within import wrong_masks
+    from triton_addressing import wrong_masks
     print(json.dumps(wrong_masks(70)))
     """
     assert interpreted(code) == []
+
+
+def test_rows_of_several_positions_are_whole_within_a_sample() -> None:
+    code = """
+    import json
+    from triton_addressing import wrong_rows
+    small = [wrong_rows(3, positions, 8, span, 6) for positions in range(8, 60, 5) for span in (1, 2, 5)]
+    large = wrong_rows(3, (1 << 30) + 1, 8, 1 << 26, 4)  # more than 2**31 elements
+    print(json.dumps([*small, large]))
+    """
+    assert interpreted(code) == [[]] * 34
 
 
 def test_leading_bits_are_those_of_the_last_place() -> None:
