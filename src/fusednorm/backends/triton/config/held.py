@@ -40,8 +40,9 @@ MANY_MODULATED = 120
 #: many lanes, and those of a sample in it where not all of its units are.
 WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
 WALKED_TILE, WALKED_LANES = 1024, 128
-#: Elements of a unit whose lanes no vector fills that are a warp's alone in such a walk, and the lanes of short ones.
-FEWEST_ALONE, MOST_ALONE, WALKED_ALONE = 16, 256, 64
+#: Elements of a unit whose lanes no vector fills that are a warp's alone in such a walk, those of a unit of which each
+#: load has one element, and the lanes of short ones.
+FEWEST_ALONE, FEWEST_SINGLES, MOST_ALONE, WALKED_ALONE = 16, 4, 256, 64
 #: Elements of a unit that is short to such a walk.
 SHORT_WALKED = 2
 #: Samples from which on programs of such a walk have many steps.
@@ -425,8 +426,9 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     units. Narrow loads that leave lanes empty are not ahead of their use, but those of many warps."""
     size, full = DTYPE_BYTES[problem.dtype], seen.columns / seen.elements
     narrow, single = seen.narrow(problem), seen.load_bytes(problem) == size
-    if narrow and full < 1 and FEWEST_ALONE <= seen.elements <= MOST_ALONE:
-        return _walk_alone(problem, seen)
+    least = FEWEST_SINGLES if single and not (problem.modulated and size > 2) else FEWEST_ALONE
+    if narrow and full < 1 and least <= seen.elements <= MOST_ALONE:
+        return _walk_alone(problem, seen, single)
     if problem.modulated and single and size > 2 and full < 0.75 and seen.elements <= WALKED_LANES:
         return HeldConfig(max(1, WALKED_TILE // size // seen.elements), 4)
     units = max(1, min(power_of_two(seen.in_sample), WALKED_TILE // seen.elements))
@@ -440,9 +442,7 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
         # (4393, 1708) in 4 groups in fp32 with silu takes 32.8 us so, and 46.6 as below.
         return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 16, 8, 3)
     if narrow and full < 1:
-        # With scale and shift, four sums of fewer programs: (5378, 96) in 32 groups in fp16 takes 10.3 us so, and 12.5
-        # with 16, (20000, 96) 20.7 and 23.1.
-        return walk_of(seen, units, WALKED_TILE, 8, 8 if problem.modulated and size == 2 else 16, 1)
+        return walk_of(seen, units, WALKED_TILE, 8, 16, 1)
     if problem.modulated and size == 2 and full < 1:
         if seen.elements == WALKED_LANES and full < 0.75:
             # (3000, 2560) in 32 groups in fp16 takes 31.8 us so, and 36.2 on half the warps.
@@ -468,13 +468,20 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     return walk_of(seen, units, WALKED_TILE, 8 if busy else 16, 8, 3)
 
 
-def _walk_alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
+def _walk_alone(problem: Problem, seen: HeldUnits, single: bool) -> HeldConfig:
     """The walk of a warp alone, in tiles of 2 to 8 lanes a thread. Of loads that no vector takes, Triton lays the lanes
     of a unit over several warps where a program has them, whose sums then go through shared memory and barriers.
     (65536, 301) in 7 groups in bf16 takes 71 us so, and 158 on 4 warps, (30000, 301) with scale and shift 53 and 221,
     (65536, 146) in 2 groups in fp32 36 and 67, (2500, 1004) in 4 groups in bf16 with relu 11.6 and 15.9."""
     elements, busy = seen.elements, problem.modulated or problem.norm.smooth
     samples = max(1, WALKED_ALONE // elements)
+    if single and elements <= FEWEST_ALONE and (elements < FEWEST_ALONE or not busy):
+        # Two lanes a thread: (50000, 63) in 7 groups in bf16 takes 24.5 us so, and 40.1 with four lanes, (65536, 33) in
+        # 3 in fp16 16.4 and 28.7, (40000, 63) in 9 17.0 and 21.6 on four warps, (30000, 33) in 11 in fp32 10.9 and
+        # 15.5, (20000, 65) in 13 with scale and shift in bf16 18.8 and 24.5.
+        samples = 2 if problem.modulated else 4
+        units = min(WALKED_ALONE // (samples * elements), power_of_two(seen.in_sample))
+        return walk_of(seen, units, WALKED_ALONE, 2, 32, 1)
     if DTYPE_BYTES[problem.dtype] == 4:
         # (50000, 102) in 6 groups takes 34.6 us with two, and 38.2 with one, (20000, 189) in 9 with silu 32 and 27.7.
         units = 1 if busy and (not problem.modulated or elements < 32) else 2

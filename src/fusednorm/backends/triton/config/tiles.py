@@ -89,9 +89,9 @@ LONG_POINTS = 512
 #: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
 #: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
 SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 4000, 16384
-#: Tiles of rows of several positions that one program of a backward takes at least, and how many such programs leave
-#: so many partials that larger tiles pay.
-REPEATED_TILES, MANY_REPEATED = 8, 64
+#: Tiles of rows of several positions that one program of a backward takes at least, how many such programs leave so
+#: many partials that larger tiles pay, and the most programs of one warp.
+REPEATED_TILES, MANY_REPEATED, REPEATED_PROGRAMS = 8, 64, 1800
 #: Partials of a channel that repeats in a forward's rows of several positions, times an element's bytes, beyond which
 #: programs take twice as much.
 REPEATED_BYTES = 8192
@@ -482,7 +482,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     if problem.backward:
         reduction = PassConfig(read, positions, tiles, 2, BACKWARD_STAGES)
         if runs.repeat > 1 and size == 2:
-            reduction = _repeated(problem, reduction, view.spatial)
+            reduction = _repeated(problem, reduction, view)
         elif runs.repeat > 1 and problem.norm.per_batch and size == 4 and view.numel <= FEW:
             # batch_norm of (65536, 18) takes 11.8 us so, and 13.5 in half of it on two warps, (65536, 30) 14.4, and
             # 15.2.
@@ -548,20 +548,30 @@ def _few_singles(problem: Problem, alignment: int, programs: int, channels: int)
     return not problem.backward and few and (size > 2 or 4 < channels < 32)
 
 
-def _repeated(problem: Problem, reduction: PassConfig, rows: int) -> PassConfig:
+def _repeated(problem: Problem, reduction: PassConfig, view: View) -> PassConfig:
     """A backward's pass that reads rows of several positions in 16 bits, each with partials of its own: few of these.
     On an H100 (12, 203, 64, 64) in bf16 takes 39.5 us so, and 41.5 with 4 tiles to a program, (9, 75, 80, 80) in fp16
-    with relu 19.8 and 22.1, (80000, 20) in bf16 10.9 in larger tiles, and 13.6. Where each sample has its own, few
-    rows of it are better in tiles of half the lanes on one warp: (62, 1275, 9, 9) in one group in fp16 with relu takes
-    51 us so, and 65."""
-    count = -(-rows // reduction.positions)
+    with relu 19.8 and 22.1, (80000, 20) in bf16 10.9 in larger tiles, and 13.6. Few rows are better in tiles of half
+    the lanes on one warp: (62, 1275, 9, 9) in one group in fp16 with relu takes 51 us so, and 65, on an H200 batch_norm
+    of (122, 90, 231) with silu 14.9 and 15.9. More of them are better in tiles of half the rows on one warp, by up to
+    REPEATED_PROGRAMS: there (24, 65, 157, 111) in 5 groups in bf16 takes 83.9 us so, and 87.3, (31, 6, 29739) in 6
+    groups with silu 25.9 and 27.7, and (17, 539, 137, 41) in 539 in fp16 145, 155 by 2312 programs and 140 by 1156."""
+    count = -(-view.spatial // reduction.positions)
     many = count > MANY_REPEATED * REPEATED_TILES and reduction.tiles <= 2 * REPEATED_TILES
     if many and not problem.norm.smooth:
         return replace(reduction, positions=4 * reduction.positions, tiles=REPEATED_TILES // 2, warps=4)
     tiles = max(reduction.tiles, shares(count, REPEATED_TILES))
-    if reduction.channels == READ_CHANNELS and tiles <= REPEATED_TILES and not problem.norm.per_batch:
+    if reduction.channels != READ_CHANNELS or reduction.positions == 1:
+        return replace(reduction, tiles=tiles)
+    if tiles <= REPEATED_TILES:
         return replace(reduction, channels=READ_CHANNELS // 2, tiles=tiles, warps=1)
-    return replace(reduction, tiles=tiles)
+    programs = view.samples * -(-view.channels // READ_CHANNELS) * -(-2 * count // tiles)
+    return replace(
+        reduction,
+        positions=reduction.positions // 2,
+        tiles=2 * tiles if programs > REPEATED_PROGRAMS else tiles,
+        warps=1,
+    )
 
 
 def _gradients_of_channels(problem: Problem, write: int) -> PassConfig:
