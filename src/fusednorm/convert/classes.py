@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 
 from fusednorm import nn as ours
 from fusednorm.activations import Activation
+from fusednorm.convert.tree import has_attribute
 from fusednorm.equivalents import module_activation, qualified_name
 from fusednorm.private.torch_names import BatchNormBase, InstanceNormBase, watches_output
 
@@ -135,7 +136,9 @@ def target_of(module: nn.Module, activations: bool) -> Target | str:
         return "it is parametrized, which gives it a class of its own; remove the parametrization first"
     if isinstance(module, tuple(COUNTERPARTS.values())):
         return "it is fusednorm's already"
-    taken = next((name for name in _OWN if name in vars(module)), None)
+    # Children, parameters and buffers are not in vars(module); constants of the class have a reason of their own.
+    own = (name for name in _OWN if has_attribute(module, name))
+    taken = next((name for name in own if name in vars(module) or not hasattr(kind, name)), None)
     if taken is not None:
         return f"it has an attribute {taken!r}, which fusednorm's module has too"
     if kind in COUNTERPARTS:

@@ -34,6 +34,7 @@ from fusednorm.convert.source import (
     global_value,
     mentions,
     methods_of,
+    running_methods,
     taker_of,
 )
 from fusednorm.convert.sum_code import sums_before, sums_behind
@@ -69,14 +70,14 @@ class Match:
 
 def follower(kind: type, norm: str, facts: Facts) -> Found | str | None:
     """The activation behind the norm ``self.norm`` in the code of a class; why there is none, or None."""
-    methods = methods_of(kind)
+    methods = running_methods(kind)
     relevant = [method for method in methods if mentions(method.function.__code__, norm)]
     if not relevant:
         return None
     if any(method.definition is None for method in relevant):
         return f"the source of {kind.__name__} is not at hand, or not what runs"
     names = [method.name for method in relevant]
-    if len({*names}) < len(names) and any(mentions(method.function.__code__, "super") for method in relevant):
+    if len({*names}) < len(names):
         return None  # the method of a base, which nothing edits, runs too
     if any(_wrapped_by_others(kind, method, norm) or _ends_otherwise(method, norm) for method in relevant):
         return None
@@ -145,6 +146,19 @@ def is_looked_at(kind: type, name: str) -> bool:
         for node in ast.walk(method.definition)
         for child in ast.iter_child_nodes(node)
         if method.is_self(child, name)
+    )
+
+
+def is_changed(kind: type, name: str) -> bool:
+    """Whether the code of a class, but its constructor, puts something in place of ``self.name``, or of an attribute of
+    it."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, (ast.Store, ast.Del))
+        and (method.is_self(node, name) or method.is_self(node.value, name))
+        for method in methods_of(kind)
+        if mentions(method.function.__code__, name) and method.definition is not None
+        for node in ast.walk(method.definition)
     )
 
 
@@ -258,5 +272,5 @@ def _activation(method: Method, call: ast.Call) -> Activation | str | None:
 
 def sums_into(kind: type, norm: str) -> list[tuple[str, frozenset[Edit]]]:
     """The sums that go into the norm ``self.norm`` and nowhere else, in the code of a class, and their edits."""
-    relevant = [method for method in methods_of(kind) if mentions(method.function.__code__, norm)]
+    relevant = [method for method in running_methods(kind) if mentions(method.function.__code__, norm)]
     return [found for method in relevant if method.definition is not None for found in sums_before(method, norm)]

@@ -9,9 +9,9 @@ from torch import nn
 from fusednorm.activations import Activation
 from fusednorm.convert import code, rewriting, tracing
 from fusednorm.convert.adapters import branch_is_known, sum_runs
-from fusednorm.convert.reach import Caller, callers_of
+from fusednorm.convert.reach import Caller, reached
 from fusednorm.convert.report import Entry
-from fusednorm.convert.source import Edit, Facts
+from fusednorm.convert.source import Edit, Facts, first_line
 from fusednorm.convert.tree import Tree
 from fusednorm.equivalents import is_activation, module_activation
 from fusednorm.private.torch_names import has_hooks, has_own_hooks, watches_output
@@ -54,14 +54,17 @@ class Folding:
     sums: list[SumFold] = field(default_factory=list)
     left: list[Entry] = field(default_factory=list)
     callers: dict[int, list[Caller]] = field(default_factory=dict)
+    lookers: dict[int, Caller] = field(default_factory=dict)
     #: Why only a trace can show what becomes of a norm's result.
     doubted: dict[int, str] = field(default_factory=dict)
+    #: The edits of a block for all its folds, by the block's id.
+    edits: dict[int, frozenset[Edit]] = field(default_factory=dict)
 
     def find(self) -> None:
         acts = {id(module): module for module in self.tree.modules() if module_activation(module) is not None}
-        self.callers = callers_of(self.tree, self.norms | acts)
+        self.callers, self.lookers = reached(self.tree, self.norms | acts)
         for block in self.tree.modules():
-            if type(block).forward is nn.Sequential.forward and "forward" not in vars(block):
+            if _runs_in_turn(block):
                 self._in_sequential(block)
             elif not type(block).__module__.startswith("torch."):
                 self._in_code(block)
@@ -139,10 +142,12 @@ class Folding:
             self._replace(norm, act, seen)
             return
         activation = found.function if act is None else module_activation(act)
-        reason = self._obstacle(norm, act) or _cannot_edit(block, found.edits)
+        reason = self._obstacle(norm, act) or self._is_changed(block, found.child)
+        reason = reason or self._cannot_edit(block, found.edits)
         if reason is not None or activation is None:
             self._leave(norm, reason or "")
         else:
+            self._edit(block, found.edits)
             self.folds.append(Fold(norm, activation, seen, block=block, edits=found.edits, sums=found.sums))
 
     def _sums_in_code(self, block: nn.Module, key: str, norm: nn.Module) -> None:
@@ -151,8 +156,36 @@ class Folding:
         if any(fold.norm is norm and fold.sums for fold in self.folds):
             return
         for text, edits in code.sums_into(rewriting.origin(type(block))[0], key):
-            if _cannot_edit(block, edits) is None:
+            if self._cannot_edit(block, edits) is None:
+                self._edit(block, edits)
                 self.sums.append(SumFold(norm, text, block, edits))
+
+    def _cannot_edit(self, block: nn.Module, edits: frozenset[Edit]) -> str | None:
+        """Why the code of a block cannot be edited, or not so beside the edits that it has."""
+        kind, before = rewriting.origin(type(block))
+        if "forward" in vars(block):
+            return f"the forward of {kind.__name__} was replaced in the module itself"
+        taken = before | self.edits.get(id(block), frozenset())
+        places = {edit.place for edit in taken}
+        twice = [edit.place for edit in edits if edit.place in places]
+        if twice:
+            place = min(twice, key=lambda place: len(place.text))
+            return f"another norm takes {first_line(place.text)!r} of {kind.__name__}.{place.method}"
+        try:
+            rewriting.edited(kind, taken | edits)
+        except rewriting.CannotRewriteError as error:
+            return str(error)
+        return None
+
+    def _edit(self, block: nn.Module, edits: frozenset[Edit]) -> None:
+        self.edits[id(block)] = self.edits.get(id(block), frozenset()) | edits
+
+    def _is_changed(self, block: nn.Module, child: str | None) -> str | None:
+        """Why the activation behind a norm may be another one, or have another parameter, when the block runs."""
+        kind, _ = rewriting.origin(type(block))
+        if child is None or not code.is_changed(kind, child):
+            return None
+        return f"{kind.__name__} changes the activation behind it, {type(getattr(block, child)).__name__}"
 
     def _facts(self, block: nn.Module, key: str) -> Facts:
         children = self.tree.children(block)
@@ -170,8 +203,13 @@ class Folding:
         if reason is None and len(places) > 1:
             reason = f"the activation behind it, {type(act).__name__}, is used at {len(places)} places"
         parent, key = places[0]
+        reason = reason or self._is_changed(parent, key)
         if reason is None and code.is_looked_at(rewriting.origin(type(parent))[0], key):
             reason = f"{type(parent).__name__} looks at the activation behind it, {type(act).__name__}"
+        if reason is None and id(act) in self.lookers:
+            looker = self.lookers[id(act)]
+            name = f"{type(looker.module).__name__}.{looker.method}"
+            reason = f"{name} looks at the activation behind it, {type(act).__name__}"
         activation = module_activation(act)
         if reason is not None or activation is None:
             self._leave(norm, reason or "")
@@ -199,21 +237,16 @@ class Folding:
         self.left.append(Entry(self.tree.path(norm), f"not fused: {reason}"))
 
 
+def _runs_in_turn(block: nn.Module) -> bool:
+    """Whether a module calls its children one after the other, as nn.Sequential does."""
+    kind = type(block)
+    iterates = getattr(kind, "__iter__", None) is nn.Sequential.__iter__
+    return iterates and kind.forward is nn.Sequential.forward and "forward" not in vars(block)
+
+
 def _watched_globally() -> bool:
     """Whether torch runs hooks around every module: register_module_forward_hook and the like."""
     return has_hooks(nn.Identity())
-
-
-def _cannot_edit(block: nn.Module, edits: frozenset[Edit]) -> str | None:
-    """Why the code of a block cannot be edited."""
-    kind, before = rewriting.origin(type(block))
-    if "forward" in vars(block):
-        return f"the forward of {kind.__name__} was replaced in the module itself"
-    try:
-        rewriting.edited(kind, before | edits)
-    except rewriting.CannotRewriteError as error:
-        return str(error)
-    return None
 
 
 def _makes_new(module: nn.Module) -> bool:

@@ -14,6 +14,7 @@ hand.
 from __future__ import annotations
 
 import ast
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fusednorm.convert.reading import Reader, is_readable
+from fusednorm.convert.reading import COLLECTIONS, Reader, is_readable
 from fusednorm.convert.rewriting import origin
 from fusednorm.convert.source import Method, mentions, methods_of
 from fusednorm.convert.tree import Tree
@@ -36,26 +37,70 @@ class Caller(NamedTuple):
     method: str
 
 
-def callers_of(tree: Tree, wanted: Modules) -> dict[int, list[Caller]]:
-    """By the ids of norms and activations, who calls them in another way than those that a fold is judged by."""
+class Reached(NamedTuple):
+    """By the ids of modules, who calls them in another way than those that a fold is judged by, and who looks at them:
+    asks for their class, or for what not every module has."""
+
+    callers: dict[int, list[Caller]]
+    lookers: dict[int, Caller]
+
+
+def reached(tree: Tree, wanted: Modules) -> Reached:
+    """Who reaches norms and activations, see :class:`Reached`."""
     owners = [(owner, origin(type(owner))[0]) for owner in tree.modules()]
-    bound = {value.__name__ for owner, _ in owners for value in vars(owner).values() if isinstance(value, MethodType)}
+    bound = {name for owner, _ in owners for value in _attributes(owner).values() for name in _bound_in(value)}
+    bound |= {name for kind in {kind for _, kind in owners} for name in _in_tables(kind)}
     live = _part_of_forward({kind for _, kind in owners}, bound)
     found: dict[int, list[Caller]] = {}
+    lookers: dict[int, Caller] = {}
     for owner, kind in owners:
         names = {*tree.children(owner), *CHILDREN, *BELOW, "getattr"}
-        for method in methods_of(kind):
+        for method in _with_wrapped(methods_of(kind)):
             code = method.function.__code__
             if (live is not None and method.name not in live) or not (
                 delegates(kind) or _helpers(method) or any(mentions(code, name) for name in names)
             ):
                 continue
-            for key in wanted.keys() & Reader.of_method(tree, owner, method).called() if method.definition else ():
+            if method.definition is None:
+                called, looked = {id(each): each for each in owner.modules()}, {}
+            else:
+                reader = Reader.of_method(tree, owner, method)
+                called, looked = reader.called(), reader.looked_at()
+            for key in wanted.keys() & called:
                 found.setdefault(key, []).append(Caller(owner, method.name))
-        for name, value in vars(owner).items():
+            for key in wanted.keys() & looked:
+                lookers.setdefault(key, Caller(owner, method.name))
+        for name, value in _attributes(owner).items():
             for key in wanted.keys() & _held(tree, value):
                 found.setdefault(key, []).append(Caller(owner, name))
-    return found
+    return Reached(found, lookers)
+
+
+#: What torch keeps of a module in its attributes that is none of what its code does.
+_TORCHS = frozenset({"_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"})
+_MOST_NESTED, _MOST_HELD = 3, 1000  # collections in collections, and elements of one, that are searched
+
+
+def _attributes(owner: nn.Module) -> dict[str, object]:
+    return {name: value for name, value in vars(owner).items() if name not in _TORCHS}
+
+
+def _elements(value: object) -> list[object]:
+    """The elements of a plain collection, if it is one of some size."""
+    if not isinstance(value, (list, tuple, set, frozenset, deque, dict)) or len(value) > _MOST_HELD:
+        return []
+    return list(value.values()) if isinstance(value, dict) else list(value)
+
+
+def _bound_in(value: object, most: int = _MOST_NESTED) -> Iterator[str]:
+    """The names of the methods that an attribute holds."""
+    if isinstance(value, MethodType):
+        yield value.__name__
+    elif isinstance(value, partial):
+        yield from _bound_in(value.func, most)
+    elif most:
+        for each in _elements(value):
+            yield from _bound_in(each, most - 1)
 
 
 def _helpers(method: Method) -> dict[str, FunctionType]:
@@ -65,9 +110,24 @@ def _helpers(method: Method) -> dict[str, FunctionType]:
     return {name: value for name, value in named.items() if is_readable(value)}
 
 
-def _held(tree: Tree, value: object) -> Modules:
+def _in_tables(kind: type) -> Iterator[str]:
+    """The names of the functions in the collections that a class has."""
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] != torch.__name__:
+            for value in vars(base).values():
+                yield from (each.__name__ for each in _elements(value) if isinstance(each, FunctionType))
+
+
+def _held(tree: Tree, value: object, most: int = _MOST_NESTED) -> Modules:
     """What an attribute that is no module may call of the modules that it holds: a function of those around which it
-    was made, a functools.partial of its arguments, any other object of those in its attributes."""
+    was made, a functools.partial of its arguments, a collection of its elements and what is below them, any other
+    object of those in its attributes."""
+    if most and (elements := _elements(value)):
+        held = [each.modules() for each in elements if isinstance(each, nn.Module)]
+        found = {id(module): module for modules in held for module in modules}
+        for each in elements:
+            found |= _held(tree, each, most - 1)
+        return found
     if isinstance(value, partial):
         given = (*value.args, *value.keywords.values())
         modules = {id(each): each for each in given if isinstance(each, nn.Module)}
@@ -83,12 +143,23 @@ def _held(tree: Tree, value: object) -> Modules:
     modules = {id(each): each for each in holds if isinstance(each, nn.Module)}
     below = [child for each in modules.values() for inner in each.modules() for child in tree.children(inner).items()]
     named = {id(child): child for name, child in below if any(mentions(code, name) for code in codes)}
-    return named if isinstance(value, FunctionType) else modules | named
+    collections = [each for each in named.values() if isinstance(each, COLLECTIONS)]
+    return modules | named | {id(inner): inner for each in collections for inner in each.modules()}
 
 
-def _content(cell: CellType) -> nn.Module | None:
+def _with_wrapped(methods: list[Method]) -> Iterator[Method]:
+    """Methods, and the functions that a decorator keeps behind one without saying so."""
+    for method in methods:
+        yield method
+        for cell in method.function.__closure__ or ():
+            inner = _content(cell)
+            if is_readable(inner) and inner.__code__.co_argcount:
+                yield Method(method.name, inner)
+
+
+def _content(cell: CellType) -> object:
     try:
-        return cell.cell_contents if isinstance(cell.cell_contents, nn.Module) else None
+        return cell.cell_contents
     except ValueError:  # still empty
         return None
 
@@ -99,7 +170,7 @@ def _part_of_forward(kinds: set[type], bound: set[str]) -> set[str] | None:
     mentioned: dict[str, set[str]] = {}
     asking: set[str] = set()
     for kind in kinds:
-        for method in methods_of(kind):
+        for method in _with_wrapped(methods_of(kind)):
             helpers = [(name, function.__code__) for name, function in _helpers(method).items()]
             for name, code in [(method.name, method.function.__code__), *helpers]:
                 mentioned.setdefault(name, set()).update(_names_in(code))

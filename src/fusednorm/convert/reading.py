@@ -13,14 +13,14 @@ from torch import nn
 
 from fusednorm.convert.rewriting import origin
 from fusednorm.convert.source import Method, global_value
-from fusednorm.convert.tree import Tree
+from fusednorm.convert.tree import Tree, has_attribute
 from fusednorm.convert.values import COLLECTING, Modules, Value, Values, is_view
 
 #: Methods of modules that give modules, and those that give pairs of a name and a module.
 _BY_THEMSELVES, _IN_PAIRS = frozenset({"children", "modules"}), frozenset({"named_children", "named_modules"})
 #: Functions that only look at modules.
 _LOOKING = frozenset({"isinstance", "issubclass", "hasattr", "callable", "len", "id", "type", "repr", "str", "print"})
-_COLLECTIONS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+COLLECTIONS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 #: What calls a function for each element, where others hand over what they got.
 _EACH = frozenset({"map", "filter", "reduce", "starmap"})
 _MOST_SPREAD = 8  # parameters that the elements of a collection of arguments may go to
@@ -28,6 +28,15 @@ _MOST_SPREAD = 8  # parameters that the elements of a collection of arguments ma
 
 def is_readable(function: object) -> TypeGuard[FunctionType]:
     return isinstance(function, FunctionType) and function.__module__.partition(".")[0] != torch.__name__
+
+
+def _keeps_what_it_gets(function: object) -> bool:
+    """Whether a function is a class of the user's, whose objects may call what is below the modules that they get."""
+    return (
+        isinstance(function, type)
+        and not issubclass(function, nn.Module)
+        and function.__module__.partition(".")[0] not in (torch.__name__, "builtins", "collections")
+    )
 
 
 class Reader(Values):
@@ -64,6 +73,34 @@ class Reader(Values):
                 for reader in self._given_modules(node):
                     found |= reader.called()
         return found
+
+    def looked_at(self) -> Modules:
+        """The modules that the function may ask for their class, or for an attribute that not every module has."""
+        found: Modules = {}
+        for node in self.nodes:
+            match node:
+                case ast.Call(func=ast.Name(id="isinstance"), args=[ast.expr() as asked, ast.expr() as kinds]):
+                    found |= {key: each for key, each in self.value(asked).modules.items() if self._shows(each, kinds)}
+                case ast.Call(func=ast.Name(id="type"), args=[asked]):
+                    found |= self.value(asked).modules
+                case (
+                    ast.Attribute(value=asked, attr=str() as name)
+                    | ast.Call(
+                        func=ast.Name(id="hasattr" | "getattr"), args=[asked, ast.Constant(value=str() as name), *_]
+                    )
+                ) if not hasattr(nn.Identity, name) and name != "training":
+                    found |= {key: each for key, each in self.value(asked).modules.items() if has_attribute(each, name)}
+            if isinstance(node, ast.Call) and not is_view(node):
+                for reader in self._given_modules(node):
+                    found |= reader.looked_at()
+        return found
+
+    def _shows(self, module: nn.Module, kinds: ast.expr) -> bool:
+        """Whether a question for these classes may have another answer for a module than for an Identity."""
+        nodes = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
+        asked = [global_value(self.method.function, node) for node in nodes]
+        known = [kind for kind in asked if isinstance(kind, type)]
+        return len(known) < len(asked) or isinstance(module, tuple(known)) or issubclass(nn.Identity, tuple(known))
 
     @classmethod
     def of_method(cls, tree: Tree, owner: nn.Module, method: Method) -> Reader:
@@ -106,6 +143,9 @@ class Reader(Values):
             return
         if any(Method(name, function).definition is not None for function, _ in self._functions(call.func)):
             return  # _given_modules reads it
+        if _keeps_what_it_gets(global_value(self.method.function, call.func)):
+            for argument in (*call.args, *(each.value for each in call.keywords)):
+                yield self.below(self.value(argument).modules)
         bound = isinstance(call.func, ast.Name) and name in self.inner  # by _bind_arguments
         for value in [*([] if bound else call.args), *(each.value for each in call.keywords)]:
             given = self.value(value)
@@ -115,7 +155,7 @@ class Reader(Values):
     def _within(self, node: ast.expr) -> Modules:
         """What an expression may be and hold, with the elements of collections; a block's children are its own."""
         value = self.value(node)
-        collections: Modules = {key: each for key, each in value.modules.items() if isinstance(each, _COLLECTIONS)}
+        collections: Modules = {key: each for key, each in value.modules.items() if isinstance(each, COLLECTIONS)}
         return value.modules | value.held | self.children(collections)
 
     # --- functions that get modules ---

@@ -16,7 +16,18 @@ from typing import Any
 from torch import nn
 
 from fusednorm.convert import sums
-from fusednorm.convert.source import Edit, Place, argument, code_in, definition_of, lines_of, place_of
+from fusednorm.convert.source import (
+    Edit,
+    Place,
+    argument,
+    asks_for_its_class,
+    code_in,
+    definition_of,
+    first_line,
+    lines_of,
+    methods_of,
+    place_of,
+)
 
 _ORIGIN = "_fusednorm_origin"
 #: What the edited code calls, as members of the class.
@@ -41,14 +52,18 @@ class CannotRewriteError(RuntimeError):
 @cache
 def edited(kind: type, edits: frozenset[Edit]) -> type[nn.Module]:
     """The class made from ``kind`` by these edits; CannotRewriteError where it cannot be made."""
-    if any(name in vars(base) for base in kind.__mro__[:-1] for name in ("__reduce__", "__reduce_ex__")):
+    own = ("__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
+    if any(name in vars(base) for base in kind.__mro__[:-1] for name in own):
         raise CannotRewriteError(f"{kind.__name__} has a way of its own to be pickled")
+    asking = next((method.name for method in methods_of(kind) if asks_for_its_class(method)), None)
+    if asking is not None:
+        raise CannotRewriteError(f"{kind.__name__}.{asking} asks for the class that it is in")
     for place in {edit.place for edit in edits}:
         function = inspect.getattr_static(kind, place.method, None)
         if not isinstance(function, FunctionType) or definition_of(function) is None:
             raise CannotRewriteError(f"{kind.__name__}.{place.method} is decorated, or its source is not at hand")
         if not any(_stands_at(function, node, place) for node in ast.walk(_definition(function))):
-            raise CannotRewriteError(f"{kind.__name__}.{place.method} has no {_first_line(place.text)} at its place")
+            raise CannotRewriteError(f"{kind.__name__}.{place.method} has no {first_line(place.text)} at its place")
     names = {edit.place.method for edit in edits}
     members: dict[str, Any] = {name: _edited(inspect.getattr_static(kind, name), name, edits) for name in names}
     members |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -71,10 +86,6 @@ def _metaclass(meta: type) -> type:
         return meta.__call__(origin(cls)[0], *arguments, **keywords)
 
     return type(meta)(meta.__name__, (meta,), {"__call__": call, "__module__": meta.__module__})
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
 
 
 def _stands_at(function: FunctionType, node: ast.AST, place: Place) -> bool:

@@ -30,6 +30,10 @@ class Place:
     text: str
 
 
+def first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
 @dataclass(frozen=True)
 class Edit:
     """What becomes of a part of a method's code, since a norm computes more than it did.
@@ -86,6 +90,36 @@ def methods_of(kind: type) -> list[Method]:
             if isinstance(function, FunctionType) and name != "__init__" and function.__code__.co_argcount:
                 found.append(Method(name, function))
     return found
+
+
+def running_methods(kind: type) -> list[Method]:
+    """The methods of a class, without those of its bases that other ones stand in for and that nothing calls."""
+    methods = methods_of(kind)
+    bases = ("super", *(base.__name__ for base in kind.__mro__[1:]))
+    if any(mentions(method.function.__code__, name) for method in methods for name in bases):
+        return methods
+    nearest: dict[str, Method] = {}
+    for method in methods:
+        nearest.setdefault(method.name, method)
+    return list(nearest.values())
+
+
+def asks_for_its_class(method: Method) -> bool:
+    """Whether a method compares its object's class with another one, or keeps something in it."""
+    code = method.function.__code__
+    if not (mentions(code, "type") or mentions(code, "__class__")) or method.definition is None:
+        return False
+
+    def is_class(node: ast.expr) -> bool:
+        called = isinstance(node, ast.Call) and ast.unparse(node) == f"type({code.co_varnames[0]})"
+        return called or method.is_self(node, "__class__")
+
+    for node in ast.walk(method.definition):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)) and is_class(node.value):
+            return True
+        if isinstance(node, ast.Compare) and any(map(is_class, (node.left, *node.comparators))):
+            return True
+    return False
 
 
 def getter(attribute: object) -> FunctionType | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import torch
@@ -66,11 +67,21 @@ def check_model(function: str, model: object) -> None:
             found = "Module.compile"
         if found is not None:
             what = f"its module {path!r}" if path else "it"
+            then = found.rpartition(" or ")[2]  # of the two of torch.jit the one that takes fusednorm's modules
             raise ValueError(
                 f"{function}: the model cannot change any more: {what} was made by {found}; call {function} first, and "
-                f"then {found}"
+                f"then {then}"
             )
 
 
 def _is_wrapper(base: type) -> bool:
     return base.__name__ in WRAPPERS and base.__module__.partition(".")[0] == torch.__name__
+
+
+def has_attribute(module: nn.Module, name: str) -> bool:
+    """Whether a module has an attribute of its own, a parameter, a buffer or a child of that name, or its class has
+    one; none of their code runs for the answer."""
+    kept = (module.named_parameters(recurse=False), module.named_buffers(recurse=False), module.named_children())
+    absent = object()
+    found = inspect.getattr_static(module, name, absent)
+    return found is not absent or any(name == key for each in kept for key, _ in each)
