@@ -243,12 +243,14 @@ class _State:
         self.attributes = vars(module)
         self.values = dict(self.attributes)
         self.held: list[tuple[Any, Any]] = []
+        self._seen: set[int] = set()
         for value in self.values.values():
             self._keep(value, _MOST_NESTED)
 
     def _keep(self, value: object, most: int) -> None:
         kept = value if type(value) in _COLLECTIONS else _members(value)
-        if most and kept is not None and not any(kept is each for each, _ in self.held):
+        if most and kept is not None and id(kept) not in self._seen:
+            self._seen.add(id(kept))
             self.held.append((kept, copy.copy(kept)))
             for each in _within(kept):
                 self._keep(each, most - 1)
