@@ -166,6 +166,23 @@ def test_a_workspace_that_does_not_fit_is_refused() -> None:
             graph.execute(pack, workspace)  # type: ignore[arg-type]
 
 
+def test_a_workspace_in_the_memory_of_a_tensor_is_refused() -> None:
+    graph = described("norm_activation").build("unfused:cpu.planes")
+    pack, size = draw(graph), graph.get_workspace_size()
+    own = torch.empty(size, dtype=torch.uint8)
+    graph.execute(pack, own)
+    for name, tensor in pack.items():
+        block = torch.empty(size + tensor.nbytes, dtype=torch.uint8)
+        inside = block[size - 4 :][: tensor.nbytes].view(tensor.dtype).view(tensor.shape)  # the last bytes in use
+        inside.copy_(tensor)
+        for _ in range(2):
+            with pytest.raises(VariantPackError, match=f"workspace and the tensor '{name}' share memory"):
+                graph.execute({**pack, name: inside}, block)
+        torch.testing.assert_close(inside, tensor, rtol=0, atol=0)
+        graph.execute({**pack, name: block[size:].view(tensor.dtype).view(tensor.shape).copy_(tensor)}, block)
+        graph.execute(pack, own)
+
+
 def test_results_do_not_depend_on_the_workspace() -> None:
     for name in GRAPHS:
         graph = described(name, torch.bfloat16)

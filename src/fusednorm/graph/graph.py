@@ -291,7 +291,8 @@ class Graph(GraphBuilder):
         gradient is recorded. Calls from several threads need a workspace each.
 
         Raises:
-            VariantPackError: a tensor is missing, unknown or not what was declared; an output shares memory.
+            VariantPackError: a tensor is missing, unknown or not what was declared; an output, or the workspace, shares
+                memory.
             StageError: the plans have not been built.
         """
         program = self._program
@@ -299,7 +300,10 @@ class Graph(GraphBuilder):
             self._needs("execute", "build_plans")
         assert program is not None and self._reader is not None
         values = self._reader.read(variant_pack)
-        values += self._workspace.views(workspace)
+        views = self._workspace.views(workspace)
+        if workspace is not None and program.workspace_bytes:
+            self._reader.check_workspace(values, workspace, program.workspace_bytes)
+        values += views
         recording = _grad_enabled()
         set_grad_enabled(False)
         try:

@@ -39,6 +39,7 @@ class PackReader:
         self.known: Callable[..., bool] | None = None
         self.guards = MOST_GUARDS
         self.apart: list[int] = []  # addresses of the last tensors found apart; their sizes never change
+        self.beside: tuple[int, ...] = ()  # that of the last workspace found apart from them, and theirs
         self.bytes = [
             extent(tensor.dims or (), tensor.strides or ()) * (tensor.dtype.itemsize if tensor.dtype else 0)
             for tensor in tensors
@@ -110,14 +111,35 @@ class PackReader:
 
     def check_apart(self, values: Sequence[Tensor]) -> None:
         """No output shares memory with another tensor."""
-        spans = [(tensor.data_ptr(), tensor.data_ptr() + size) for tensor, size in zip(values, self.bytes, strict=True)]
+        spans = self.spans(values)
         for one in self.outputs:
             for other in range(one):
                 first, last = max(spans[one][0], spans[other][0]), min(spans[one][1], spans[other][1])
                 if first < last and _share_memory(values[one], values[other]):
                     self.refuse_overlap(other, one)
 
+    def check_workspace(self, values: Sequence[Tensor], workspace: Tensor, size: int) -> None:
+        """The bytes of a workspace that are used share no memory with a tensor."""
+        begin = workspace.data_ptr()
+        beside = begin, *(tensor.data_ptr() for tensor in values)
+        if beside == self.beside:
+            return
+        for tensor, (first, last) in zip(values, self.spans(values), strict=True):
+            if max(first, begin) < min(last, begin + size) and _share_memory(tensor, workspace[:size]):
+                self.refuse_workspace(next(slot for slot, each in enumerate(values) if each is tensor))
+        self.beside = beside
+
+    def spans(self, values: Sequence[Tensor]) -> list[tuple[int, int]]:
+        """Where the tensors begin and end in memory."""
+        return [(tensor.data_ptr(), tensor.data_ptr() + size) for tensor, size in zip(values, self.bytes, strict=True)]
+
     # --- errors ---
+
+    def refuse_workspace(self, slot: int) -> NoReturn:
+        raise VariantPackError(
+            f"graph {self.graph!r}: the workspace and the tensor {self.tensors[slot].name!r} share memory; expected a "
+            "workspace in memory of its own"
+        )
 
     def refuse_overlap(self, one: int, other: int) -> NoReturn:
         names = f"{self.tensors[one].name!r} and {self.tensors[other].name!r}"
