@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
 import os
 import subprocess
@@ -190,6 +191,22 @@ ORDERS = {
     "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
     "sliced": lambda x: x[:, :, :, ::2],
 }
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_a_decomposed_program_trains(tracks: bool, activation: str | None) -> None:
+    norm = nn.BatchNorm2d(8, track_running_stats=tracks, activation=activation)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), norm)
+    x = torch.randn(4, 3, 6, 6)
+    program = torch.export.export(copy.deepcopy(model), (x,)).run_decompositions(fusednorm.decompositions())
+    trained = program.module()
+    for each in (model, trained):
+        for _ in range(2):
+            each(x).square().sum().backward()
+    gradients = [{name: value.grad for name, value in each.named_parameters()} for each in (model, trained)]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dict(trained.named_buffers()), dict(model.named_buffers()))
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,15 @@ def test_gradients_by_the_statistics_of_each_member() -> None:
         torch.testing.assert_close(list(found), one_by_one(gradients, given, places))
 
 
+def test_members_with_parameters_of_their_own_may_be_viewed_as_torchs() -> None:
+    for size in (1, 3):
+        x, weight = torch.randn(size, 5, 16, 3, 4), torch.randn(size, 16)
+        for spatial in (x, x[..., 0]):
+            flat = torch.vmap(lambda member, w: fusednorm.group_norm(member, 4, w).view(-1))(spatial, weight)
+            expected = torch.vmap(lambda member, w: F.group_norm(member, 4, w).view(-1))(spatial, weight)
+            torch.testing.assert_close(flat, expected)
+
+
 def test_an_ensemble_of_modules() -> None:
     """torch.func.stack_module_state: each member has parameters of its own."""
     torch.manual_seed(0)

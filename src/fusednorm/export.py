@@ -57,7 +57,9 @@ def _decomposed(*arguments: Any) -> FourTensors:
     norm = forward_norm(FORWARD, operands, *arguments[7:])
     results = _statistics(norm, operands)
     results.output = reordered(_output(norm, operands, results), output_order(norm, operands.input))
-    return four_tensors(results)
+    # As the op's own, the statistics beside the output have no gradients: running statistics are moved by them.
+    beside = (None if each is None else each.detach() for each in (results.mean, results.rstd, results.var))
+    return four_tensors(Results(results.output, *beside))
 
 
 def _decomposed_quantized(*arguments: Any) -> TwoTensors:
@@ -148,6 +150,8 @@ def _normalized(
         return torch.instance_norm(x, weight, bias, None, None, True, 0.0, norm.eps, False)
     if norm.family == "batch_norm":
         assert mean is not None and var is not None
+        if norm.training and not torch.onnx.is_in_onnx_export():  # given statistics would have no gradients
+            return _affine(norm, x, weight, bias, mean, var)
         if batch_norm_of_given is None:
             return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, norm.eps, False)
         found: tuple[Tensor, ...] = batch_norm_of_given(x, weight, bias, mean, var, 0.0, norm.eps)
@@ -155,6 +159,17 @@ def _normalized(
     if x.dim() == 2:  # ONNX's node wants positions
         return torch.group_norm(x.unsqueeze(-1), norm.num_groups, weight, bias, norm.eps).squeeze(-1)
     return torch.group_norm(x, norm.num_groups, weight, bias, norm.eps)
+
+
+def _affine(norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor) -> Tensor:
+    """(x - mean) rstd weight + bias of channels in dimension 1."""
+
+    def across(channels: Tensor) -> Tensor:
+        return channels.reshape([1, -1, *[1] * (x.dim() - 2)])
+
+    z = (x - across(mean)) * across((var + norm.eps).rsqrt())
+    z = z if weight is None else z * across(weight)
+    return z if bias is None else z + across(bias)
 
 
 def _may_be_channels_last(x: Tensor) -> bool:

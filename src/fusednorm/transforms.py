@@ -110,7 +110,9 @@ class _IntoChannels:
 
     def image_back(self, tensor: Tensor) -> Batched:
         if self.norm.channel_dim == 1:
-            return tensor.unflatten(1, (self.size, tensor.shape[1] // self.size)), 1
+            members = tensor.unflatten(1, (self.size, tensor.shape[1] // self.size))
+            # Each member is packed, as torch's: a model may view its result otherwise.
+            return (members.movedim(1, 0).contiguous(), 0) if tensor.is_contiguous() else (members, 1)
         return self._unfolded(tensor)
 
     def _unfolded(self, tensor: Tensor) -> Batched:
