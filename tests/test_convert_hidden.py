@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -187,6 +188,25 @@ def test_converting_leaves_attributes_as_they_were() -> None:
     assert type(notes(torch.randn(IMAGE))) is Tensor
     fusednorm.convert_(counts)
     assert counts.step.tolist() == [0]
+
+
+class Refers(Traced):
+    def __init__(self, other: Any) -> None:
+        super().__init__()
+        self.other = other
+        self.more = {"in": [other], "of": types.SimpleNamespace(other=other)}
+        self.function = lambda: other
+
+    def forward(self, x: Tensor) -> Any:
+        return self.both(x)
+
+
+def test_weak_proxies_of_what_is_gone() -> None:
+    """Such a proxy raises at any question."""
+    other = Runner(None)
+    model = Refers(weakref.proxy(other))
+    del other
+    assert "layers.0" in {entry.path for entry in fusednorm.convert_(model).converted}
 
 
 class StopsInBetween(Traced):

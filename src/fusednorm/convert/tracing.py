@@ -14,6 +14,7 @@ import inspect
 import pickle
 import random
 import warnings
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,7 +71,11 @@ class _Unchanging(TorchFunctionMode):
         super().__init__()
         self._before = torch.random.get_rng_state()
         attributes = (value for module in root.modules() for value in vars(module).values())
-        tensors = (*root.parameters(), *root.buffers(), *(each for each in attributes if isinstance(each, Tensor)))
+        tensors = (
+            *root.parameters(),
+            *root.buffers(),
+            *(each for each in attributes if issubclass(type(each), Tensor)),
+        )
         self._kept = {_storage_of(tensor) for tensor in tensors}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -183,7 +188,7 @@ class _Chance:
 
     def __init__(self, root: nn.Module) -> None:
         values = {id(value): value for module in root.modules() for value in vars(module).values()}
-        self._own = [(each, each.get_state()) for each in values.values() if isinstance(each, torch.Generator)]
+        self._own = [(each, each.get_state()) for each in values.values() if type(each) is torch.Generator]
         self._random, self._numpy = random.getstate(), np.random.get_state()
 
     def was_taken(self) -> bool:
@@ -233,7 +238,8 @@ def _quietly(root: nn.Module, training: bool) -> Iterator[None]:
 
 
 _COLLECTIONS = (list, deque, dict, OrderedDict, defaultdict, Counter, set)  # a subclass may refuse what restores it
-_MOST_NESTED, _MOST_HELD = 4, 10000  # collections and objects in each other, and elements of one, that are kept
+#: Collections and objects in each other that are kept, and how many of these, and elements of one.
+_MOST_NESTED, _MOST_HELD = 4, 10000
 
 
 class _State:
@@ -249,7 +255,7 @@ class _State:
 
     def _keep(self, value: object, most: int) -> None:
         kept = value if type(value) in _COLLECTIONS else _members(value)
-        if most and kept is not None and id(kept) not in self._seen:
+        if most and kept is not None and id(kept) not in self._seen and len(self._seen) < _MOST_HELD:
             self._seen.add(id(kept))
             self.held.append((kept, copy.copy(kept)))
             for each in _within(kept):
@@ -265,13 +271,19 @@ class _State:
 
 def _members(value: object) -> dict[str, object] | None:
     """The attributes of a plain object."""
-    plain = not isinstance(value, (nn.Module, Tensor, type, FunctionType, MethodType, ModuleType, fx.Proxy))
-    members = getattr(value, "__dict__", None) if plain else None
+    if type(value) in weakref.ProxyTypes or isinstance(value, _NOT_PLAIN):  # a dead proxy raises at any question
+        return None
+    members = getattr(value, "__dict__", None)
     return members if type(members) is dict else None
+
+
+_NOT_PLAIN = (nn.Module, Tensor, type, FunctionType, MethodType, ModuleType, fx.Proxy)
 
 
 def _within(value: object) -> list[object]:
     """The elements of a collection of some size, or what a plain object holds."""
+    if type(value) in weakref.ProxyTypes:
+        return []
     if isinstance(value, (list, tuple, set, deque, dict)):
         elements = value.values() if isinstance(value, dict) else value
         return list(elements) if len(value) <= _MOST_HELD else []
@@ -280,6 +292,8 @@ def _within(value: object) -> list[object]:
 
 def _nodes(value: object, most: int = _MOST_NESTED) -> Iterator[fx.Node]:
     """The nodes of a trace that an attribute holds, and those in its collections and objects."""
+    if type(value) in weakref.ProxyTypes:
+        return
     if isinstance(value, fx.Proxy):
         yield value.node
     elif most:
