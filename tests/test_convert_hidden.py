@@ -198,7 +198,7 @@ class Refers(Traced):
         self.function = lambda: other
 
     def forward(self, x: Tensor) -> Any:
-        return self.both(x)
+        return self.both(x) if self.other is None else self.other(x)
 
 
 def test_weak_proxies_of_what_is_gone() -> None:

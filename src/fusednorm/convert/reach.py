@@ -14,7 +14,6 @@ hand.
 from __future__ import annotations
 
 import ast
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -27,7 +26,7 @@ from torch import nn
 from fusednorm.convert.reading import COLLECTIONS, Reader, is_readable
 from fusednorm.convert.rewriting import origin
 from fusednorm.convert.source import Method, mentions, methods_of
-from fusednorm.convert.tree import Tree
+from fusednorm.convert.tree import Tree, may_be_asked
 from fusednorm.convert.values import BELOW, CHILDREN, Modules, delegates
 
 
@@ -83,19 +82,14 @@ _MOST_NESTED, _MOST_HELD = 3, 1000  # collections in collections, and elements o
 
 
 def _attributes(owner: nn.Module) -> dict[str, object]:
-    return {name: value for name, value in vars(owner).items() if name not in _TORCHS and _may_be_asked(value)}
-
-
-def _may_be_asked(value: object) -> bool:
-    """Whether an object is no weak proxy, which raises at any question when its object is gone."""
-    return type(value) not in weakref.ProxyTypes
+    return {name: value for name, value in vars(owner).items() if name not in _TORCHS and may_be_asked(value)}
 
 
 def _elements(value: object) -> list[object]:
     """The elements of a plain collection, if it is one of some size."""
     if not isinstance(value, (list, tuple, set, frozenset, deque, dict)) or len(value) > _MOST_HELD:
         return []
-    return [each for each in (value.values() if isinstance(value, dict) else value) if _may_be_asked(each)]
+    return [each for each in (value.values() if isinstance(value, dict) else value) if may_be_asked(each)]
 
 
 def _bound_in(value: object, most: int = _MOST_NESTED) -> Iterator[str]:
@@ -144,7 +138,7 @@ def _held(tree: Tree, value: object, most: int = _MOST_NESTED) -> Modules:
     elif isinstance(value, (nn.Module, torch.Tensor, MethodType, type)) or not hasattr(value, "__dict__"):
         return {}
     else:
-        holds = [each for each in vars(value).values() if _may_be_asked(each)]
+        holds = [each for each in vars(value).values() if may_be_asked(each)]
         codes = [method.function.__code__ for method in methods_of(type(value))]
     modules = {id(each): each for each in holds if isinstance(each, nn.Module)}
     below = [child for each in modules.values() for inner in each.modules() for child in tree.children(inner).items()]
@@ -165,7 +159,7 @@ def _with_wrapped(methods: list[Method]) -> Iterator[Method]:
 
 def _content(cell: CellType) -> object:
     try:
-        return cell.cell_contents if _may_be_asked(cell.cell_contents) else None
+        return cell.cell_contents if may_be_asked(cell.cell_contents) else None
     except ValueError:  # still empty
         return None
 

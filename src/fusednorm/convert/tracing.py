@@ -14,7 +14,6 @@ import inspect
 import pickle
 import random
 import warnings
-import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from fusednorm.convert.source import Method, definition_of, mentions, methods_of
-from fusednorm.convert.tree import Tree
+from fusednorm.convert.tree import Tree, may_be_asked
 from fusednorm.private.torch_names import has_own_hooks
 
 
@@ -271,7 +270,7 @@ class _State:
 
 def _members(value: object) -> dict[str, object] | None:
     """The attributes of a plain object."""
-    if type(value) in weakref.ProxyTypes or isinstance(value, _NOT_PLAIN):  # a dead proxy raises at any question
+    if not may_be_asked(value) or isinstance(value, _NOT_PLAIN):
         return None
     members = getattr(value, "__dict__", None)
     return members if type(members) is dict else None
@@ -282,7 +281,7 @@ _NOT_PLAIN = (nn.Module, Tensor, type, FunctionType, MethodType, ModuleType, fx.
 
 def _within(value: object) -> list[object]:
     """The elements of a collection of some size, or what a plain object holds."""
-    if type(value) in weakref.ProxyTypes:
+    if not may_be_asked(value):
         return []
     if isinstance(value, (list, tuple, set, deque, dict)):
         elements = value.values() if isinstance(value, dict) else value
@@ -292,9 +291,7 @@ def _within(value: object) -> list[object]:
 
 def _nodes(value: object, most: int = _MOST_NESTED) -> Iterator[fx.Node]:
     """The nodes of a trace that an attribute holds, and those in its collections and objects."""
-    if type(value) in weakref.ProxyTypes:
-        return
-    if isinstance(value, fx.Proxy):
+    if may_be_asked(value) and isinstance(value, fx.Proxy):
         yield value.node
     elif most:
         for each in _within(value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Iterator
 
 import torch
@@ -85,3 +86,8 @@ def has_attribute(module: nn.Module, name: str) -> bool:
     absent = object()
     found = inspect.getattr_static(module, name, absent)
     return found is not absent or any(name == key for each in kept for key, _ in each)
+
+
+def may_be_asked(value: object) -> bool:
+    """Whether an object is no weak proxy, which raises at any question when its object is gone."""
+    return type(value) not in weakref.ProxyTypes

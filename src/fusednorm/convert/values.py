@@ -17,7 +17,7 @@ from torch import nn
 
 from fusednorm.convert.rewriting import origin
 from fusednorm.convert.source import getter
-from fusednorm.convert.tree import Tree
+from fusednorm.convert.tree import Tree, may_be_asked
 
 Modules = dict[int, nn.Module]
 #: What gives the children of a module, and what gives all that is below it.
@@ -191,6 +191,8 @@ def is_view(call: ast.Call) -> bool:
 
 def _modules_in(value: Any, most: int = _MOST_NESTED) -> list[nn.Module]:
     """The modules in a plain collection or object, which torch does not know."""
+    if not may_be_asked(value):
+        return []
     if isinstance(value, nn.Module):
         return [value]
     elements: Iterable[Any] = ()
