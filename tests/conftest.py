@@ -100,3 +100,14 @@ def poison_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(base, "allocator", allocator)
     monkeypatch.setattr(dispatch, "_plans", {})
+
+
+@pytest.fixture
+def seeded_reference() -> Iterator[None]:
+    """The reference runs, which compiles nothing, from the same random numbers: what kernels compute is tested
+    elsewhere."""
+    import fusednorm
+
+    torch.manual_seed(0)
+    with fusednorm.use_instance("reference"):
+        yield

@@ -6,7 +6,6 @@ import copy
 import doctest
 import io
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -48,12 +47,7 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def seed() -> Iterator[None]:
-    """The reference runs, which compiles nothing: what kernels compute is tested elsewhere."""
-    torch.manual_seed(0)
-    with fusednorm.use_instance("reference"):
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_reference")
 
 
 @pytest.mark.parametrize("name", MODULES)

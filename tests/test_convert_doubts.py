@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,7 @@ import fusednorm
 IMAGE = (2, 8, 5, 6)
 
 
-@pytest.fixture(autouse=True)
-def seed() -> Iterator[None]:
-    torch.manual_seed(0)
-    with fusednorm.use_instance("reference"):
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_reference")
 
 
 class Around(nn.Module):

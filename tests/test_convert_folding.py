@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,12 +42,7 @@ IMAGE = (2, 8, 5, 6)
 TRACED = "the only user in a trace"
 
 
-@pytest.fixture(autouse=True)
-def seed() -> Iterator[None]:
-    """The reference runs, which compiles nothing: what kernels compute is tested elsewhere."""
-    torch.manual_seed(0)
-    with fusednorm.use_instance("reference"):
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_reference")
 
 
 # --- activations ---

@@ -7,7 +7,7 @@ import copy
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,11 +23,7 @@ import fusednorm
 IMAGE = (2, 8, 5, 6)
 
 
-@pytest.fixture(autouse=True)
-def seed() -> Iterator[None]:
-    torch.manual_seed(0)
-    with fusednorm.use_instance("reference"):
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_reference")
 
 
 # --- two norms in one sum ---
@@ -281,6 +277,19 @@ class AsksForOneOfTwo(Traced):
         return self.layers[1](h * 3 if a is not None and b is None else h)
 
 
+class AsksForTwoOfThree(Traced):
+    def forward(self, x: Tensor, a: Any = None, b: Any = None, c: Any = None) -> Any:
+        h = self.layers[0](x)
+        return self.layers[1](h * 3 if a is not None and b is not None and c is None else h)
+
+
+class UnderAutocast(Traced):
+    def forward(self, x: Tensor) -> Any:
+        h = self.layers[0](x)
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layers[1](h)
+
+
 class WithoutGradients(Traced):
     def forward(self, x: Tensor) -> Any:
         h = self.layers[0](x)
@@ -301,6 +310,8 @@ class AsksForGradients(Traced):
         (LooksUpByName, (), {"mask": torch.ones(1)}),
         (AsksForATensor, (), {}),
         (AsksForOneOfTwo, (torch.ones(1),), {}),
+        (AsksForTwoOfThree, (torch.ones(1), torch.ones(1)), {}),
+        (UnderAutocast, (), {}),
         (WithoutGradients, (), {}),
         (AsksForGradients, (), {}),
     ],

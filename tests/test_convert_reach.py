@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +22,7 @@ import fusednorm
 IMAGE = (2, 8, 5, 6)
 
 
-@pytest.fixture(autouse=True)
-def seed() -> Iterator[None]:
-    """The reference runs, which compiles nothing: what kernels compute is tested elsewhere."""
-    torch.manual_seed(0)
-    with fusednorm.use_instance("reference"):
-        yield
+pytestmark = pytest.mark.usefixtures("seeded_reference")
 
 
 def features() -> nn.Sequential:
