@@ -207,6 +207,7 @@ def test_a_decomposed_program_trains(tracks: bool, activation: str | None) -> No
     gradients = [{name: value.grad for name, value in each.named_parameters()} for each in (model, trained)]
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(dict(trained.named_buffers()), dict(model.named_buffers()))
+    assert not any(buffer.requires_grad for buffer in trained.buffers())
 
 
 @pytest.mark.parametrize(
