@@ -443,6 +443,15 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (over_batch((32, 256, 56, 56), backward=True, training=False), "triton.tiles"),
         (over_batch((8, 256, 56, 56)), "triton.tiles"),
         (over_batch((33, 256, 55, 55)), "triton.tiles"),
+        (over_batch((60, 64, 32, 32), dtype=torch.float16), "hopper.resident"),  # short planes in one wave
+        (over_batch((100, 128, 24, 24), None), "hopper.resident"),
+        (over_batch((60, 64, 32, 32), "gelu"), "triton.tiles"),
+        (over_batch((60, 16, 1024, 1), None, torch.float32), "triton.tiles"),
+        (over_batch((60, 64, 32, 32), backward=True), "triton.tiles"),
+        (over_batch((60, 64, 32, 32), modulated=True), "triton.tiles"),
+        (over_batch((45, 256, 28, 28)), "triton.tiles"),  # chunks of five tiles
+        (over_batch((32, 64, 56, 56)), "triton.tiles"),  # longer planes
+        (over_batch((8, 64, 64, 32)), "triton.held"),
         (over_batch((6, 48, 304, 300), "silu", torch.float16), "hopper.resident"),
         (over_channels((2, 96, 8, 8)), "hopper.columns"),
         (over_channels((2, 96, 7, 12), torch.float32, backward=True), "hopper.columns"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -352,6 +353,39 @@ def test_rows_of_a_tile_have_several_points_where_these_divide_them(shape: tuple
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
     problem = replace(forward_problem(norm_of("batch_norm"), Operands(x, scale=x, shift=x)), device="cuda")
     assert instances.TILES.plan(problem).apply.constants["REPEAT"] == repeat
+
+
+@pytest.mark.parametrize(
+    ("family", "groups", "shape", "dtype", "activation", "direction", "repeated"),
+    [
+        ("group_norm", 25, (46, 25, 45, 27), torch.float16, None, "forward", False),
+        ("group_norm", 25, (46, 25, 45, 27), torch.float16, None, "backward", False),
+        ("group_norm", 25, (46, 25, 45, 27), torch.float32, None, "forward", True),
+        ("group_norm", 1, (40, 45, 31, 31), torch.float16, None, "forward", True),
+        ("instance_norm", 0, (30, 42, 33, 33), torch.bfloat16, "silu", "forward", False),
+        ("instance_norm", 0, (30, 42, 33, 33), torch.bfloat16, "silu", "backward", True),
+        ("instance_norm", 0, (8, 3, 256, 256), torch.bfloat16, None, "forward", True),
+        ("group_norm", 5, (64, 45, 38, 38), torch.bfloat16, None, "forward", True),
+        ("batch_norm", 0, (46, 25, 45, 27), torch.float16, None, "backward", True),
+        ("group_norm", 25, (15, 75, 40, 40), torch.float16, None, "forward", True),  # 59 % of 128 lanes
+    ],
+)
+def test_where_rows_of_channels_last_have_several_positions(
+    family: Family,
+    groups: int,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    activation: str | None,
+    direction: str,
+    repeated: bool,
+) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
+    norm = norm_of(family, groups, activation=resolve(activation))
+    backward = backward_problem(norm, BackwardOperands(x, x, x, x))
+    problem = backward if direction == "backward" else forward_problem(norm, Operands(x))
+    plan: Any = instances.TILES.plan(replace(problem, device="cuda"))
+    output = plan.apply.constants if direction == "forward" else plan.constants
+    assert (output["REPEAT"] > 1) is repeated
 
 
 def test_an_only_group_of_channels_last_is_one_run_where_its_channels_fill_the_positions() -> None:

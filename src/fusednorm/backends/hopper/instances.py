@@ -31,6 +31,8 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: The least input, in bytes, whose chunks take several waves.
 LEAST_BYTES = 30 << 20
+#: Bytes of batch_norm's planes that are short, of elements of 16 bits, and the tiles of a chunk that are few.
+SHORT_PLANE, FEW_TILES = 4 << 10, 3
 #: Operations of an activation that take a part of the time of a second read of 16-bit elements, those of a sigmoid, and
 #: that take about all of it, more than those of silu.
 BUSY, DEAR = 14, 17
@@ -330,16 +332,21 @@ def choose(problem: Problem) -> Instance | None:
 
     One read pays where the chunks of a problem take several waves, so that the copies of one overlap with the sums and
     the results of others: 8x128x256x256 in bf16 took 86 us, and 112 in two reads, its backward with relu 129 and 181.
-    In a single wave nothing overlaps, and a second read, from the L2, is as fast. Arithmetic hides a second read too:
-    instance_norm of (2, 320, 192, 192) in fp16 with gelu, whose last chunks are half full, took 51 us, and 41 in tiles,
-    of (30, 2, 512, 607) in bf16 with silu 33 and 30, of (8, 10, 240, 520) in fp32 with scale and shift and gelu_tanh 32
-    and 30, the backward of (3, 768, 128, 64) in 32 groups in bf16 with these and gelu 68 and 58.
+    In a single wave nothing overlaps, and a second read, from the L2, is as fast. But batch_norm of short planes has
+    one launch for two: (45, 128, 384) in bf16 with relu takes 7.4 us so, and 8.7 in two reads, (60, 64, 32, 32) in fp16
+    9.2 and 10.4, (100, 128, 24, 24) in bf16 14.4 and 15.8, but in chunks of five tiles (45, 256, 28, 28) in fp16 with
+    silu 19.4, and 18.6, of longer planes (32, 64, 56, 56) in bf16 14.2, and 13.5, in fp32 (23, 16, 64, 64) 8.5, and
+    7.8. Arithmetic hides a second read too: instance_norm of (2, 320, 192, 192) in fp16 with gelu, whose last chunks
+    are half full, took 51 us, and 41 in tiles, of (30, 2, 512, 607) in bf16 with silu 33 and 30, of (8, 10, 240, 520)
+    in fp32 with scale and shift and gelu_tanh 32 and 30, the backward of (3, 768, 128, 64) in 32 groups in bf16 with
+    these and gelu 68 and 58.
     """
     if problem.norm.per_position:
         return COLUMNS if COLUMNS.supports(problem) is None else None
     if ROWS.supports(problem) is None:
         return ROWS if _suits_rows(problem) else None
-    if problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES:
+    small = problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES
+    if small and not _has_short_planes(problem):
         return None
     chosen = triton.choose(replace(problem, added=None))
     if chosen is not triton.TILES and not (problem.backward and chosen is triton.ROWS):
@@ -352,11 +359,21 @@ def choose(problem: Problem) -> Instance | None:
     assert config is not None
     place = spread(problem, config, processors())
     assert place is not None
+    if small:
+        return RESIDENT if place.waves == 1 and config.tiles <= FEW_TILES else None
     if problem.backward:
         idle = place.filled < LEAST_FILLED or place.blocks < LEAST_FILLED * config.blocks * processors()
         return None if idle or _dear(problem) else RESIDENT
     ragged = not problem.norm.per_batch and channel_vectors(problem) % config.vectors != 0
     return None if (_busy(problem) and ragged) or (_dear(problem) and not place.even) else RESIDENT
+
+
+def _has_short_planes(problem: Problem) -> bool:
+    """Whether a forward is batch_norm of short planes of 16 bits."""
+    size = DTYPE_BYTES.get(problem.dtype, 0)
+    if size != 2 or problem.direction != "forward" or problem.added is not None or not problem.norm.per_batch:
+        return False
+    return problem.view.spatial * size <= SHORT_PLANE and not _dear(problem)
 
 
 def _busy(problem: Problem) -> bool:

@@ -75,6 +75,8 @@ LONGEST_HELD = 24576
 #: STEPPED_ROW of rms_norm without a smooth activation: 16384 x 4096 in bf16 takes 67.5 us in steps, and 71.6 in one,
 #: (1912, 4096) with relu 9.1 and 10.0.
 SIMPLE_ROW = 2560
+#: STEPPED_ROW of rows of 32 bits that leave some of 4096 lanes empty, and the longest of these.
+SPARSE_ROW, SPARSE_ROW_END = 3072, 3584
 #: Elements of rows of 32-bit single loads up to which registers are faster than pieces, and rows up to which steps are.
 LONGEST_SINGLES, SINGLES_IN_STEPS = 20480, 5 * PROCESSORS
 #: With loads of two elements of 16 bits rows of so many elements at most are faster than their pieces:
@@ -590,6 +592,10 @@ def _for_rows(problem: Problem) -> Instance:
         # (714, 8192) in bf16 with relu takes 9.3 us in steps, and 12.0 in registers, (5000, 8192) 45.7, and 47.1, but
         # (300, 8192) 6.0 both ways, (714, 8192) with silu 10.7, and 10.3.
         stepped = stepped or 2 * PROCESSORS < count <= 40 * PROCESSORS
+    if problem.dtype == "float32" and SPARSE_ROW < length <= SPARSE_ROW_END and not problem.norm.smooth:
+        # (3000, 3300) without a mean takes 21.0 us in steps, and 22.7 in registers, (20000, 3300) 124 and 132, with one
+        # 126 and 133.
+        stepped = stepped or (load_bytes(problem) == WIDEST_LOAD and count >= 16 * PROCESSORS)
     if PAIR_LOAD <= load_bytes(problem) < WIDE_LOAD and short and STEPPED_ROW < length <= 2 * STEPPED_ROW:
         # rms_norm of (470, 14310) in bf16 takes 10.1 us in steps, and 13.2 in registers, but (700, 12002) is as fast.
         stepped = stepped or (not problem.norm.has_mean and 2 * PROCESSORS < count <= 4 * PROCESSORS)

@@ -26,6 +26,12 @@ LEAST_ROWS, MOST_LANES, FILLED, HALF_FULL = 8, 1024, 0.9, 0.6
 #: position of a row has partials of its own. An evaluation has none. batch_norm of (1, 33, 303, 160) in bf16 takes 10.7
 #: us in rows of 16 positions and 14.9 in single ones, (4, 100, 40, 40) in fp16 9.0 and 7.3.
 REPEATED, REPEATED_EVALUATED = (1 << 20, 1 << 22), (1 << 18, 1 << 19)
+#: Elements of 16 bits beyond which they pay for several groups of more than a few channels whose single positions fill
+#: more lanes, but for the arithmetic of a smooth activation's derivative: (46, 25, 45, 27) in 25 groups in fp16 takes
+#: 10.2 us in single ones and 14.1 in rows, backward 10.5 and 11.9, (30, 42, 33, 33) in bf16 with silu 9.3 and 14.1,
+#: backward 13.6, and 12.3. One group is a run of memory for the moments: (40, 45, 31, 31) takes 8.7 us in single ones,
+#: and 7.8. batch_norm of (65536, 22) in bf16 takes 8.7, and 7.8, of (80000, 20) backward 11.3, and 9.8.
+REPEATED_GROUPS = 1 << 21
 
 
 def power_of_two(number: int) -> int:
@@ -116,7 +122,7 @@ def runs_of(problem: Problem, view: View, layouts: Sequence[Layout], *, across: 
     """The runs of a pass over a view, which reads and writes tensors of these layouts. ``across``: whether the pass may
     take rows of the whole tensor."""
     dtype = problem.dtype
-    repeat = _repeat(dtype, view, layouts, REPEATED_EVALUATED if problem.direction == "inference" else REPEATED)
+    repeat = _repeat(problem, view, layouts)
     rows, samples = alignment(dtype, view.channels * repeat), _alignment_of_samples(dtype, view, layouts)
     whole = samples * DTYPE_BYTES[dtype] < WIDEST_LOAD and _packed(view, layouts)
     if repeat == 1 or (whole and not across):
@@ -128,12 +134,14 @@ def runs_of(problem: Problem, view: View, layouts: Sequence[Layout], *, across: 
     return Runs(repeat, across, rows if across else min(rows, samples), seen, repeated)
 
 
-def _repeat(dtype: str, view: View, layouts: Sequence[Layout], least: tuple[int, int]) -> int:
+def _repeat(problem: Problem, view: View, layouts: Sequence[Layout]) -> int:
     """The positions whose channels make one row of a tile of channels_last: one, or as many as give rows that begin at
-    16 bytes, or that fill the tiles, in tensors of more elements than the ``least`` for either."""
-    C, S = view.channels, view.spatial
+    16 bytes, or that fill the tiles, in tensors of more elements than the least for either."""
+    dtype, C, S = problem.dtype, view.channels, view.spatial
+    evaluated = problem.direction == "inference"
+    least_narrow, least_empty = REPEATED_EVALUATED if evaluated else REPEATED
     dense = all(layout.order == "channels_last" and layout.spatial == C for layout in layouts)
-    if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= least[0]:
+    if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= least_narrow:
         return 1
     now, most_wide = alignment_of_runs(dtype, view, layouts), WIDEST_LOAD // DTYPE_BYTES[dtype]
     widest = most_wide if _packed(view, layouts) else _alignment_of_samples(dtype, view, layouts)
@@ -141,7 +149,12 @@ def _repeat(dtype: str, view: View, layouts: Sequence[Layout], least: tuple[int,
     def full(repeat: int) -> float:
         return filled(repeat * C, min(READ_CHANNELS, power_of_two(repeat * C)))
 
-    if not (now < widest == most_wide or (full(1) < HALF_FULL and view.numel > least[1])):
+    empty = full(1) < HALF_FULL
+    groups = view.groups > 1 and not problem.norm.per_batch and READ_CHANNELS // 4 < C and DTYPE_BYTES[dtype] == 2
+    if groups and not (evaluated or empty or (problem.backward and problem.norm.smooth)):
+        least_narrow = REPEATED_GROUPS
+    narrow = now < widest == most_wide and view.numel > least_narrow
+    if not (narrow or (empty and view.numel > least_empty)):
         return 1
     most = min(S // LEAST_ROWS, max(8, MOST_LANES // C))
     usable = [repeat for repeat in range(1, most + 1) if repeat * C % widest == 0]

@@ -154,17 +154,25 @@ def configs(problem: Problem, processors: int) -> list[ResidentConfig]:
     return list(found.values())
 
 
+def _of_one_wave() -> Iterator[ResidentConfig]:
+    """Chunks of few vectors first: batch_norm of (45, 128, 384) in bf16 takes 7.4 us in chunks of 768 vectors, 7.8 of
+    512 by five blocks to a multiprocessor, and 8.2 of 1024."""
+    yield ResidentConfig(512, 4, 1, 2, 0, 4)
+    yield ResidentConfig(256, 4, 3, 2, 0, 4)
+    for tiles in range(1, MOST_TILES + 1):
+        for blocks in (4, 5):
+            yield ResidentConfig(512, 4, tiles, 2, 0, blocks)
+
+
 def resident_for(problem: Problem, processors: int) -> ResidentConfig | None:
     """The default: all chunks in one wave where they fit the chip, in chunks as small as that permits; else chunks of
     two tiles, two waves behind, or others that units fill better; None where a unit does not fit the chip."""
     if problem.backward:
         return _backward_for(problem, processors)
-    for tiles in range(1, MOST_TILES + 1):
-        for blocks in (4, 5):
-            config = ResidentConfig(512, 4, tiles, 2, 0, blocks)
-            place = spread(problem, config, processors)
-            if place is not None and place.waves == 1:
-                return config
+    for config in _of_one_wave():
+        place = spread(problem, config, processors)
+        if place is not None and place.waves == 1:
+            return config
     order = [ResidentConfig(512, 4, 2, 2, 0, 4), ResidentConfig(512, 4, 3, 2, 0, 3), ResidentConfig(256, 4, 5, 1, 0, 4)]
     order += [ResidentConfig(512, 4, tiles, 1, 0, blocks) for tiles, blocks in ((3, 4), (4, 3))]
     return _first_filled(problem, processors, order)

@@ -41,6 +41,8 @@ SHORT_STEPPED = 10240
 MANY_ROWS = 448
 #: Rows of LARGE_HELD elements from which on their backward is faster held, where rows by rows have no wider loads.
 FEW_LONG = 8
+#: Rows of 32 bits and 4096 lanes, not all of them full, that are too many for steps in flight.
+MANY_SPARSE_ROWS = 8 * PROCESSORS
 #: Bytes of the steps of all programs of a multiprocessor in a backward of short rows. Beyond these more programs leave
 #: more sums. On an H100 (7260, 473) in fp16 takes 14.6 us with 1056 programs, and 18.0 with 1361, (30000, 1024) 68 with
 #: 528 and 72 with 1056, (40000, 512) in bf16 46 with 1056 and 52 with 2112.
@@ -58,6 +60,8 @@ COLUMN_PROGRAMS, MOST_STEPS = 500, 32
 #: with 8, and 92 with 16, but layer_norm of (322, 34301) in fp16 69 with 8, and 65 with 16, (14124, 8721) with silu 750
 #: and 690.
 MOST_SINGLE_STEPS, MANY_SINGLE = 8, 1 << 14
+#: Pieces of rows, of loads of 8 bytes, from which on sums that move fewer bytes gain more than loads at their use.
+MANY_PAIRS = 1 << 15
 #: Rows that are one program's steps, whose sums are the gradients: (4, 12288) in bf16 takes 4.1 us so, and 5.3 with two
 #: shares.
 ONE_SHARE = 4
@@ -87,7 +91,9 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
         # On an H100 (13, 512, 144, 144) in fp16 takes 206 us on 8 warps, and 212 on 4.
         return StepsConfig(2048, 8 if DTYPE_BYTES[problem.dtype] == 2 else 4)
     if block <= 4096:
-        return StepsConfig(2048, 4)
+        # On 8 warps rms_norm of (3000, 3300) in fp32 takes 21.0 us; layer_norm of (20000, 3300) takes 126 us on 4, and
+        # 127 on 8.
+        return StepsConfig(2048, 8 if problem.dtype == "float32" and not problem.norm.has_mean else 4)
     if load_bytes(problem) < PAIR_LOAD:
         # (3000, 14001) in bf16 with silu takes 94 us so, and 136 in steps of 4096, but layer_norm of (1000, 12001) 24
         # on two warps, and 27, of (354, 14333) with relu 18.7 and 21.3.
@@ -448,7 +454,10 @@ def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
             return RowsBackwardConfig(1, 8, PROCESSORS, stages=3)
         # On an H100 rms_norm of (200, 8192) takes 12.4 us with three stages, and 13.9 with one.
         # (7994, 4096) with silu takes 105 us with three, and 161 with one.
-        many = full and view.samples > 2 * PROCESSORS and not (problem.norm.smooth and block == 4096)
+        # Of sparse ones (20000, 3300) takes 198 us with one, and 225 with three, rms_norm of (1500, 3300) 20.0 and
+        # 22.2, of (4000, 2500) 37.5 both ways.
+        sparse = block == 4096 and view.samples > MANY_SPARSE_ROWS
+        many = (full or sparse) and view.samples > 2 * PROCESSORS and not (problem.norm.smooth and block == 4096)
         return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if many else 3)
     busy = problem.norm.smooth and problem.norm.has_mean and load_bytes(problem) == WIDE_LOAD
     if block == 8192 and size == 2 and busy and view.channels > LONG_SHORT_ROW and not full:
@@ -711,6 +720,10 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     else:
         rows = view.samples * blocks
         most, least = MOST_STEPS, 4 if rows // 4 >= FEWEST_PROGRAMS else 2
+        if load_bytes(problem) == WIDE_LOAD and not problem.norm.smooth and rows < MANY_PAIRS:
+            # Loads of 8 bytes are slow ahead of their use: rms_norm of (362, 47010) in fp32 takes 93 us so, and 146 in
+            # 32 steps with some in flight, of (1000, 18900) in bf16 57 and 69, but of (6000, 18900) 308, and 297.
+            most //= 2
         if problem.norm.smooth and view.samples <= 2 * PROCESSORS:
             most = FLYING_STEPS  # rms_norm of (165, 60892) in bf16 with silu takes 39.6 us so, and 49.7 with 16
         if single:
