@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 # cuBLAS is deterministic only with a fixed workspace, and reads this when CUDA starts.
@@ -76,6 +77,13 @@ def poisoned_empty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     yield
     torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
     torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+@pytest.fixture(autouse=True)
+def first_compilation() -> None:
+    """No test compiles code that Dynamo has given up, for an error that an earlier test raised in it."""
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
 
 
 @pytest.fixture(autouse=True)

@@ -297,8 +297,9 @@ def check_running(
             )
         return
     for name, value in (("running_mean", running_mean), ("running_var", running_var)):
-        check_parameter(function, name, value, (channels,), input, "one element for each channel")
         assert value is not None
+        if not _fits(value, (channels,), input.device):
+            check_parameter(function, name, value, (channels,), input, "one element for each channel")
         if value.requires_grad:
             raise ValueError(
                 f"{function}: {name} requires grad; expected a buffer; it is never differentiated, "

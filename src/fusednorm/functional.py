@@ -47,6 +47,8 @@ TwoTensors = tuple[Tensor, Tensor]
 ThreeTensors = tuple[Tensor, Tensor, Tensor]
 _PLAIN = (None, no_torch_function, jagged_torch_function)
 hand_over: Callable[..., Any] = handle_torch_function  # whose types know no overloads
+#: While Dynamo traces no call is kept or looked for: each instruction that it follows costs some 20 us.
+_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 def _overloaded(*tensors: object) -> bool:
@@ -73,7 +75,7 @@ def call_norm(
     training: bool = True,
 ) -> Norm:
     """The Norm of a public call whose arguments are checked; the activation is checked here."""
-    if torch.compiler.is_dynamo_compiling():
+    if _is_compiling():
         return traced_norm(family, int(groups_or_dims), channel_dim, float(eps), resolve(activation), training)
     groups_or_dims = groups_or_dims if type(groups_or_dims) is int else int(groups_or_dims)  # a tracer's has no hash
     return norm_of(family, groups_or_dims, channel_dim, eps if type(eps) is float else float(eps), activation, training)
@@ -162,9 +164,10 @@ def group_norm(
                 channel_dim=channel_dim, scale=scale, shift=shift,
                 **({} if sums is None else sums.keywords()),
             )  # fmt: skip
-    # The types too: True is equal to 1, and is no number of groups.
-    call = ("group_norm", num_groups, type(num_groups), channel_dim, type(channel_dim), eps)
-    if sums is None:
+    call = None
+    if sums is None and not _is_compiling():
+        # The types too: True is equal to 1, and is no number of groups.
+        call = ("group_norm", num_groups, type(num_groups), channel_dim, type(channel_dim), eps)
         output = repeated(call, activation, input, weight, bias, scale, shift)
         if output is not None:
             return output
@@ -175,7 +178,8 @@ def group_norm(
     if sums is not None:
         return _returned(normalize_sums("group_norm", norm, operands, sums), sums)
     output = normalize(norm, operands, False).output
-    keep(call, activation, norm, operands)
+    if call is not None:
+        keep(call, activation, norm, operands)
     return output
 
 
@@ -253,8 +257,9 @@ def instance_norm(
             )  # fmt: skip
     given = not use_input_stats
     updates = not given and (running_mean is not None or running_var is not None)
-    call = ("instance_norm", given, momentum, channel_dim, type(channel_dim), eps)
-    if not updates and sums is None:
+    call = None
+    if not updates and sums is None and not _is_compiling():
+        call = ("instance_norm", given, momentum, channel_dim, type(channel_dim), eps)
         mean, var = (running_mean, running_var) if given else (None, None)
         output = repeated(call, activation, input, weight, bias, scale, shift, mean, var)
         if output is not None:
@@ -269,7 +274,8 @@ def instance_norm(
         if sums is not None:
             return _returned(normalize_sums("instance_norm", norm, operands, sums), sums)
         output = normalize(norm, operands, False).output
-        keep(call, activation, norm, operands)
+        if call is not None:
+            keep(call, activation, norm, operands)
         return output
     positions = arguments.check_positions("instance_norm", input, channel_dim)
     moves = updates and input.numel() > 0
@@ -282,7 +288,7 @@ def instance_norm(
         assert running_mean is not None and running_var is not None
         assert results.mean is not None and results.var is not None
         update_running(running_mean, running_var, results.mean.mean(0), results.var.mean(0), positions, momentum)
-    if not updates and sums is None:
+    if call is not None:
         keep(call, activation, norm, operands)
     return _returned(results, sums)
 
@@ -417,11 +423,12 @@ def layer_norm(
     if scale is not None or shift is not None:
         operands = Operands(input, weight, bias, scale, shift)
         return _modulated("layer_norm", operands, normalized_shape, eps, activation, channel_dim, sums)
-    # One size apart, as the rows of most models: its type costs a third of what a tuple of one type does.
-    one = type(normalized_shape) is tuple and len(normalized_shape) == 1
-    kind = type(normalized_shape[0]) if one else _types(normalized_shape)
-    call = ("layer_norm", normalized_shape, kind, channel_dim, type(channel_dim), eps)
-    if sums is None:
+    call = None
+    if sums is None and not _is_compiling():
+        # One size apart, as the rows of most models: its type costs a third of what a tuple of one type does.
+        one = type(normalized_shape) is tuple and len(normalized_shape) == 1
+        kind = type(normalized_shape[0]) if one else _types(normalized_shape)
+        call = ("layer_norm", normalized_shape, kind, channel_dim, type(channel_dim), eps)
         output = repeated(call, activation, input, weight, bias)
         if output is not None:
             return output
@@ -431,7 +438,8 @@ def layer_norm(
     if sums is not None:
         return _returned(normalize_sums("layer_norm", norm, operands, sums), sums)
     output = normalize(norm, operands, False).output
-    keep(call, activation, norm, operands)
+    if call is not None:
+        keep(call, activation, norm, operands)
     return output
 
 
@@ -535,11 +543,12 @@ def rms_norm(
     if scale is not None or shift is not None:
         eps, operands = arguments.rms_eps("rms_norm", input, eps), Operands(input, weight, None, scale, shift)
         return _modulated("rms_norm", operands, normalized_shape, eps, activation, channel_dim, sums)
-    # One size apart, as the rows of most models: its type costs a third of what a tuple of one type does.
-    one = type(normalized_shape) is tuple and len(normalized_shape) == 1
-    kind = type(normalized_shape[0]) if one else _types(normalized_shape)
-    call = ("rms_norm", normalized_shape, kind, channel_dim, type(channel_dim), eps)
-    if sums is None:
+    call = None
+    if sums is None and not _is_compiling():
+        # One size apart, as the rows of most models: its type costs a third of what a tuple of one type does.
+        one = type(normalized_shape) is tuple and len(normalized_shape) == 1
+        kind = type(normalized_shape[0]) if one else _types(normalized_shape)
+        call = ("rms_norm", normalized_shape, kind, channel_dim, type(channel_dim), eps)
         output = repeated(call, activation, input, weight)
         if output is not None:
             return output
@@ -550,7 +559,8 @@ def rms_norm(
     if sums is not None:
         return _returned(normalize_sums("rms_norm", norm, operands, sums), sums)
     output = normalize(norm, operands, False).output
-    keep(call, activation, norm, operands)
+    if call is not None:
+        keep(call, activation, norm, operands)
     return output
 
 
@@ -564,9 +574,10 @@ def _modulated(
     sums: Sums | None,
 ) -> Any:
     """layer_norm or rms_norm with a scale or a shift, as a norm over the channels of samples and positions."""
-    o, sizes = operands, _types(normalized_shape)
-    call = (family, "modulated", normalized_shape, sizes, channel_dim, type(channel_dim), eps)
-    if sums is None:
+    call = None
+    if sums is None and not _is_compiling():
+        o, sizes = operands, _types(normalized_shape)
+        call = (family, "modulated", normalized_shape, sizes, channel_dim, type(channel_dim), eps)
         output = repeated(call, activation, o.input, o.weight, o.bias, o.scale, o.shift)
         if output is not None:
             return output
@@ -578,10 +589,11 @@ def _modulated(
         return _returned(_modulated_sums(norm, operands, num_dims, eps, sums), sums)
     seen = _in_samples(family, operands, num_dims)
     output = normalize(norm, seen, False).output
-    if seen is operands:
+    if seen is not operands:
+        return in_shape(family, output, operands.input, num_dims)
+    if call is not None:
         keep(call, activation, norm, operands)
-        return output
-    return in_shape(family, output, operands.input, num_dims)
+    return output
 
 
 def _quantizing(out_dtype: torch.dtype | None, out_scale: Tensor | str | None) -> dict[str, Any]:
@@ -770,10 +782,10 @@ def batch_norm_results(
     """:func:`batch_norm`, which with ``wants_statistics`` returns the mean and rstd too, and in training adds one to
     ``counter``; ``momentum`` may be a tensor, for a cumulative average."""
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
-    number = Tensor if isinstance(momentum, Tensor) else momentum
-    call = ("batch_norm", bool(training), number, channel_dim, type(channel_dim), eps)
-    repeats = not wants_statistics and sums is None
-    if repeats:
+    call = None
+    if not wants_statistics and sums is None and not _is_compiling():
+        number = Tensor if isinstance(momentum, Tensor) else momentum
+        call = ("batch_norm", bool(training), number, channel_dim, type(channel_dim), eps)
         output = repeated(
             call, activation, input, weight, bias, scale, shift, running_mean, running_var, counter, momentum
         )
@@ -791,7 +803,7 @@ def batch_norm_results(
         if sums is not None:
             return normalize_sums("batch_norm", norm, operands, sums, wants_statistics)
         results = normalize(norm, operands, wants_statistics)
-        if repeats:
+        if call is not None:
             keep(call, activation, norm, operands)
         return results
     numel = input.numel()
@@ -808,6 +820,6 @@ def batch_norm_results(
         update_running(running_mean, running_var, results.mean, results.var, numel // channels, momentum, counter)
     elif counter is not None:
         counter.add_(1)
-    if repeats and (moves or running_mean is None):
+    if call is not None and (moves or running_mean is None):
         keep(call, activation, norm, replace(operands, mean=running_mean, var=running_var), counter, momentum)
     return results

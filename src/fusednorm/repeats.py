@@ -268,14 +268,14 @@ def repeated(
     counter: Tensor | None = None,
     share: float | Tensor = 0.0,
 ) -> Tensor | None:
-    """The output of a call with arguments and tensors like those of an earlier one; None where there was none, or where
-    something watches this one.
+    """The output of a call, which Dynamo does not trace, with arguments and tensors like those of an earlier one; None
+    where there was none, or where something watches this one.
 
     ``call`` is the function's name and all arguments that are neither tensors nor the activation, whose identity is
     cheaper to hash than its value. ``mean`` and ``var`` are given, or are the running ones of a norm in training, which
     move by ``share``; ``counter``, if there is one, then grows by 1.
     """
-    if _is_compiling() or type(input) is not Tensor or watched():  # first: a function mode sees the reads below
+    if type(input) is not Tensor or watched():  # first: a function mode sees the reads below
         return None
     try:
         forwards = _calls.get(
@@ -314,9 +314,9 @@ def keep(
     counter: Tensor | None = None,
     share: float | Tensor = 0.0,
 ) -> None:
-    """Keep a call that was made: its key the first time, its plan the second time."""
+    """Keep a call that was made, and not traced by Dynamo: its key the first time, its plan the second time."""
     o = operands
-    if _is_compiling() or type(o.input) is not Tensor or watched():
+    if type(o.input) is not Tensor or watched():
         return
     if any(isinstance(each, Tensor) for each in call):  # an eps, which may hold another value the next time
         return
