@@ -226,6 +226,21 @@ def test_a_slice_without_channels() -> None:
     assert_empty(torch.empty(2, 4, 8)[..., :0], "group_norm", -1, 0)
 
 
+@pytest.mark.parametrize("shape", [(0, 8, 5), (2, 8, 0)])
+def test_given_statistics_are_results_where_there_is_nothing_to_normalize(shape: tuple[int, ...]) -> None:
+    given_mean, given_var = torch.randn(8), torch.rand(8)
+    call = ("batch_norm", 0, 1)
+    norm = norm_of(*call, training=False)
+    problem = forward_problem(norm, Operands(torch.empty(shape), None, None, None, None, given_mean, given_var))
+    activation = norm_of(*call, activation=activation_for(choice.choose(problem).name)).op_arguments[-2:]
+    y, mean, rstd, _ = ops.norm_forward(
+        torch.empty(shape), None, None, None, None, given_mean, given_var, *call, EPS, *activation
+    )
+    assert y.shape == shape
+    assert torch.equal(mean, given_mean)
+    torch.testing.assert_close(rstd, (given_var + EPS).rsqrt())
+
+
 def assert_empty(
     x: Tensor, family: Family, channel_dim: int, parameter_shape: int | tuple[int, ...], groups: int = 1
 ) -> None:
