@@ -110,6 +110,30 @@ def test_error_names_the_argument_the_value_and_what_was_expected(case: str) -> 
         assert word in str(caught.value)
 
 
+#: Tensors that Dynamo does not trace.
+UNTRACED = "weight sparse", "quantized", "sparse", "nested"
+#: Calls that are right, of each function.
+RIGHT: dict[str, Callable[..., Any]] = {
+    "gn": lambda compiled: compiled(X, 4),
+    "inorm": lambda compiled: compiled(X),
+    "ln": lambda compiled: compiled(X, (4,)),
+    "rms": lambda compiled: compiled(X, (4,)),
+    "bn": lambda compiled: compiled(X, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in UNTRACED])
+def test_a_compiled_call_gives_the_words_and_compiles_when_it_is_right_again(case: str) -> None:
+    call, _, words = CASES[case]
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # Dynamo wraps what the call raises
+        torch.compile(call, backend="eager")()
+    for word in words:
+        assert word in str(caught.value)
+    function = call.__code__.co_names[0]
+    if function in RIGHT:
+        RIGHT[function](torch.compile(globals()[function], backend="eager", fullgraph=True))
+
+
 # A call of a tensor that may be of any class, by the name under which its errors speak of the tensor.
 CALLS_OF_ANY: dict[str, list[Callable[[Any], Any]]] = {
     "input": [

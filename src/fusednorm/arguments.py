@@ -19,6 +19,7 @@ from fusednorm.formats import FORMATS
 from fusednorm.norm import ROW_FAMILIES, Norm
 from fusednorm.operands import BackwardOperands, Operands, Sums
 from fusednorm.problem import gate_shape
+from fusednorm.refusal import refusal
 
 _STRIDED = torch.strided
 _DTYPE_NAMES = "float64, float32, float16 or bfloat16"
@@ -27,11 +28,11 @@ _DTYPE_NAMES = "float64, float32, float16 or bfloat16"
 def check_input(function: str, input: Tensor, minimum_rank: int, name: str = "input") -> None:
     """``input`` is a dense torch tensor of a supported dtype and of at least ``minimum_rank`` dimensions."""
     if not isinstance(input, Tensor):
-        raise TypeError(f"{function}: {name} is a {type(input).__name__}; expected a torch.Tensor")
+        raise refusal(f"{function}: {name} is a {type(input).__name__}; expected a torch.Tensor", TypeError)
     if not _supported(input):
         _refuse_storage(function, name, input)
     if input.dim() < minimum_rank:
-        raise ValueError(
+        raise refusal(
             f"{function}: {name} has shape {tuple(input.shape)} of rank {input.dim()}; expected rank {minimum_rank} or "
             f"more, as (N, C) or (N, C, *); add the missing dimensions, e.g. input.unsqueeze(0)"
         )
@@ -55,7 +56,7 @@ def _refuse_storage(function: str, name: str, tensor: Tensor) -> NoReturn:
             remedy = f"take its real view, e.g. torch.view_as_real({name})"
         else:
             remedy = f"convert it, e.g. {name}.float()"
-        raise TypeError(f"{function}: {name} has dtype {tensor.dtype}; expected {_DTYPE_NAMES}; {remedy}")
+        raise refusal(f"{function}: {name} has dtype {tensor.dtype}; expected {_DTYPE_NAMES}; {remedy}", TypeError)
     if tensor.is_nested:
         remedy = "pad it with torch.nested.to_padded_tensor, or call once for each component"
         if tensor.layout is torch.jagged and function in ROW_FAMILIES and name == "input":
@@ -82,7 +83,7 @@ def check_parameter(
         return
     _check_tensor(function, name, value)
     if value.shape != shape:
-        raise ValueError(
+        raise refusal(
             f"{function}: {name} has shape {tuple(value.shape)}; expected {tuple(shape)}, {meaning} of an "
             f"input of shape {tuple(input.shape)}{_shape_remedy(name, value, shape)}"
         )
@@ -92,14 +93,14 @@ def check_parameter(
 def _check_tensor(function: str, name: str, value: object) -> None:
     """``value``, an operand beside the input, is a dense torch tensor of a supported dtype."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{function}: {name} is a {type(value).__name__}; expected a torch.Tensor or None")
+        raise refusal(f"{function}: {name} is a {type(value).__name__}; expected a torch.Tensor or None", TypeError)
     if not _supported(value):
         _refuse_storage(function, name, value)
 
 
 def _check_device(function: str, name: str, value: Tensor, input: Tensor) -> None:
     if value.device != input.device:
-        raise ValueError(
+        raise refusal(
             f"{function}: {name} is on {value.device} and input on {input.device}; expected one device; "
             f"move one of them, e.g. {name}.to({str(input.device)!r})"
         )
@@ -123,23 +124,23 @@ def _shape_remedy(name: str, value: Tensor, shape: Sequence[int]) -> str:
 def check_channel_dim(function: str, channel_dim: int) -> None:
     check_integer(function, "channel_dim", channel_dim)
     if channel_dim != 1 and channel_dim != -1:
-        raise ValueError(f"{function}: channel_dim is {channel_dim!r}; expected 1 for (N, C, *) or -1 for (N, *, C)")
+        raise refusal(f"{function}: channel_dim is {channel_dim!r}; expected 1 for (N, C, *) or -1 for (N, *, C)")
 
 
 def check_eps(function: str, eps: object) -> None:
     """``eps`` is, as in torch, any number, NaN and negative ones included, or a tensor of no dimensions."""
+    if isinstance(eps, Tensor) and eps.requires_grad:
+        raise refusal(f"{function}: eps requires grad; expected a number such as 1e-5; pass eps.item()", TypeError)
     scalar = eps.item() if getattr(eps, "ndim", None) == 0 and hasattr(eps, "item") else eps
     if not isinstance(scalar, (Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"{function}: eps is a {type(eps).__name__}; expected a number such as 1e-5")
-    if isinstance(eps, Tensor) and eps.requires_grad:
-        raise TypeError(f"{function}: eps requires grad; expected a number such as 1e-5; pass eps.item()")
+        raise refusal(f"{function}: eps is a {type(eps).__name__}; expected a number such as 1e-5", TypeError)
 
 
 def check_batch_eps(eps: float, training: bool) -> None:
     """batch_norm's eps is not negative, and in training not 0; NaN passes. All is as in torch."""
     if eps < 0.0 or (training and eps == 0.0):
         where, expected = ("training", "a positive number") if training else ("evaluation", "a number of at least 0")
-        raise ValueError(f"batch_norm: eps is {eps} in {where}; expected {expected} such as 1e-5")
+        raise refusal(f"batch_norm: eps is {eps} in {where}; expected {expected} such as 1e-5")
 
 
 def check_channels(function: str, operands: Operands | BackwardOperands, eps: float, channel_dim: int) -> int:
@@ -172,7 +173,7 @@ def check_modulation_of_samples(function: str, operands: Operands | BackwardOper
 def check_integer(function: str, name: str, value: object) -> None:
     """``value`` is an int of Python, numpy or a tracer; as in torch True is none, nor is 2.0."""
     if not isinstance(value, (Integral, torch.SymInt)) or isinstance(value, bool):
-        raise TypeError(f"{function}: {name} is a {type(value).__name__}; expected an int")
+        raise refusal(f"{function}: {name} is a {type(value).__name__}; expected an int", TypeError)
 
 
 def check_groups(function: str, input: Tensor, channels: int, num_groups: int) -> None:
@@ -186,9 +187,9 @@ def check_groups(function: str, input: Tensor, channels: int, num_groups: int) -
 
 def check_divisor(function: str, input: Tensor, channels: int, num_groups: int) -> None:
     if num_groups <= 0:
-        raise ValueError(f"{function}: num_groups is {num_groups}; expected at least 1")
+        raise refusal(f"{function}: num_groups is {num_groups}; expected at least 1")
     if channels % num_groups:
-        raise ValueError(
+        raise refusal(
             f"{function}: the {channels} channels of an input of shape {tuple(input.shape)} cannot be divided into "
             f"num_groups={num_groups} equal groups; choose a divisor of {channels}"
             + (", and check channel_dim" if input.dim() > 2 else "")
@@ -204,7 +205,7 @@ def check_positions(function: str, input: Tensor, channel_dim: int) -> int:
 
 
 def refuse_one_element(function: str, input: Tensor, what: str) -> NoReturn:
-    raise ValueError(
+    raise refusal(
         f"{function}: input of shape {tuple(input.shape)} has 1 element for each {what}, so its variance is 0; "
         "expected more than 1; use more samples or a larger input, or evaluation mode where the family has one"
     )
@@ -224,9 +225,10 @@ def check_normalized(
     if type(channel_dim) is not int or channel_dim != -1:
         check_channel_dim(function, channel_dim)
     if not isinstance(normalized_shape, (tuple, list)):
-        raise TypeError(
+        raise refusal(
             f"{function}: normalized_shape is a {type(normalized_shape).__name__}; expected a tuple of "
-            f"ints such as ({input.shape[-1]},)"
+            f"ints such as ({input.shape[-1]},)",
+            TypeError,
         )
     for place, size in enumerate(normalized_shape):
         if type(size) is not int and not isinstance(size, Tensor):  # torch.jit.trace has tensors for sizes
@@ -237,12 +239,12 @@ def check_normalized(
     if channel_dim == 1:
         num_dims = 0
         if shape != input.shape[1:2]:
-            raise ValueError(
+            raise refusal(
                 f"{function}: normalized_shape is {shape} for an input of shape {tuple(input.shape)} with "
                 f"channel_dim=1; expected the size of its dimension 1, ({input.shape[1]},)"
             )
     elif not num_dims or num_dims > input.dim() or input.shape[-num_dims:] != shape:
-        raise ValueError(
+        raise refusal(
             f"{function}: normalized_shape is {shape} for an input of shape {tuple(input.shape)}; expected the "
             f"sizes of its last dimensions, such as {tuple(input.shape[-max(num_dims, 1) :])}"
         )
@@ -265,7 +267,7 @@ def check_modulation(function: str, name: str, value: Tensor, input: Tensor, lea
     else:
         shape = *(1,) * (rank - len(shape)), *shape
     if len(shape) != rank or any(one != 1 and one != size for one, size in zip(shape, input.shape, strict=True)):
-        raise ValueError(
+        raise refusal(
             f"{function}: {name} has shape {tuple(value.shape)}; expected one that broadcasts against an input of "
             f"shape {tuple(input.shape)}, of two dimensions the first and the last, such as "
             f"({input.shape[0]}, {input.shape[-1]})"
@@ -288,10 +290,10 @@ def check_running(
     """Running statistics are both given or neither, of shape [C], and both where the input's own are not used."""
     if (running_mean is None) != (running_var is None):
         missing = "running_mean" if running_mean is None else "running_var"
-        raise ValueError(f"{function}: {missing} is None and the other is given; expected both or neither")
+        raise refusal(f"{function}: {missing} is None and the other is given; expected both or neither")
     if running_mean is None:
         if not training:
-            raise ValueError(
+            raise refusal(
                 f"{function}: running_mean and running_var are None; expected tensors of shape "
                 f"({channels},) where the input's own statistics are not used"
             )
@@ -301,12 +303,12 @@ def check_running(
         if not _fits(value, (channels,), input.device):
             check_parameter(function, name, value, (channels,), input, "one element for each channel")
         if value.requires_grad:
-            raise ValueError(
+            raise refusal(
                 f"{function}: {name} requires grad; expected a buffer; it is never differentiated, "
                 f"so pass {name}.detach()"
             )
         if training and channels > 1 and value.stride(0) == 0:
-            raise ValueError(
+            raise refusal(
                 f"{function}: {name} is one number for all channels (its stride is 0); expected memory for each, which "
                 f"the call can update; pass {name}.clone()"
             )
@@ -314,7 +316,7 @@ def check_running(
 
 def check_momentum(function: str, momentum: float | Tensor) -> None:
     if not isinstance(momentum, (Real, torch.SymFloat, torch.SymInt, Tensor)):
-        raise TypeError(f"{function}: momentum is a {type(momentum).__name__}; expected a number such as 0.1")
+        raise refusal(f"{function}: momentum is a {type(momentum).__name__}; expected a number such as 0.1", TypeError)
 
 
 def check_gradient(function: str, grad_output: Tensor, input: Tensor) -> None:
@@ -322,9 +324,10 @@ def check_gradient(function: str, grad_output: Tensor, input: Tensor) -> None:
     check_input(function, grad_output, 1, "grad_output")
     check_parameter(function, "grad_output", grad_output, input.shape, input, "the shape")
     if grad_output.dtype != input.dtype:
-        raise TypeError(
+        raise refusal(
             f"{function}: grad_output has dtype {grad_output.dtype}; expected the input's {input.dtype}; "
-            "convert it, e.g. grad_output.to(input.dtype)"
+            "convert it, e.g. grad_output.to(input.dtype)",
+            TypeError,
         )
 
 
@@ -332,10 +335,10 @@ def check_sums(function: str, norm: Norm, input: Tensor, sums: Sums) -> None:
     """The operands of the sums fit the checked input of a norm, and the sum that is asked for exists."""
     pre_add, gate, post_add = sums.pre_add, sums.pre_gate, sums.post_add
     if not isinstance(sums.return_sum, bool):
-        raise TypeError(f"{function}: return_sum is a {type(sums.return_sum).__name__}; expected a bool")
+        raise refusal(f"{function}: return_sum is a {type(sums.return_sum).__name__}; expected a bool", TypeError)
     if pre_add is None and (gate is not None or sums.return_sum):
         what = "return_sum is True" if gate is None else "pre_gate is given"
-        raise ValueError(
+        raise refusal(
             f"{function}: {what} and pre_add is None; expected pre_add too, since the sum is "
             "input + pre_gate · pre_add; pass the tensor that is added, or leave this argument out"
         )
@@ -354,7 +357,7 @@ def _check_gate(function: str, norm: Norm, input: Tensor, gate: Tensor) -> None:
     _check_tensor(function, "pre_gate", gate)
     if gate_shape(input.shape, norm.channel_axis, gate.shape) is None:
         pair = (input.shape[0], input.shape[norm.channel_axis])
-        raise ValueError(
+        raise refusal(
             f"{function}: pre_gate has shape {tuple(gate.shape)}; expected {pair}, a scalar tensor, or a shape that "
             f"broadcasts against the input's {tuple(input.shape)}"
         )
@@ -364,14 +367,15 @@ def _check_gate(function: str, norm: Norm, input: Tensor, gate: Tensor) -> None:
 def check_quantized(function: str, norm: Norm, out_dtype: object, out_scale: object) -> None:
     """``out_dtype`` is one to which the output of a norm of rows can be quantized."""
     if out_dtype is None and out_scale is not None:
-        raise ValueError(f"{function}: out_scale is given and out_dtype is None; expected both, or no out_scale")
+        raise refusal(f"{function}: out_scale is given and out_dtype is None; expected both, or no out_scale")
     if not isinstance(out_dtype, torch.dtype) or dtype_name(out_dtype) not in FORMATS:
         known = ", ".join(f"torch.{name}" for name in FORMATS)
         kind = ValueError if isinstance(out_dtype, torch.dtype) else TypeError
-        raise kind(f"{function}: out_dtype is {out_dtype!r}; expected one of {known}, or None for the input's dtype")
+        words = f"{function}: out_dtype is {out_dtype!r}; expected one of {known}, or None for the input's dtype"
+        raise refusal(words, kind)
     if norm.family not in ROW_FAMILIES or (norm.num_dims == 0 and norm.channel_dim == 1):
         what = f"{norm.family} over channels in dimension 1" if norm.family in ROW_FAMILIES else norm.family
-        raise ValueError(
+        raise refusal(
             f"{function}: out_dtype is given to {what}; layer_norm and rms_norm over trailing dimensions quantize "
             "their outputs; leave out_dtype out, and quantize behind the norm"
         )
@@ -382,12 +386,13 @@ def check_out_scale(function: str, input: Tensor, out_scale: object) -> None:
     if out_scale is None:
         return
     if not isinstance(out_scale, Tensor):
-        raise TypeError(
+        raise refusal(
             f"{function}: out_scale is {out_scale!r}; expected a scalar tensor, such as torch.tensor(0.02), or 'row' "
-            "for a scale of each row"
+            "for a scale of each row",
+            TypeError,
         )
     if out_scale.numel() != 1:
-        raise ValueError(
+        raise refusal(
             f"{function}: out_scale has shape {tuple(out_scale.shape)}; expected one element, the scale of the whole "
             "output, or 'row' for a scale of each row, which is returned"
         )
@@ -406,6 +411,6 @@ def check_forward_only(function: str, tensors: Sequence[Tensor | None]) -> None:
 def check_quantized_sums(function: str, sums: Sums) -> None:
     """What is quantized is the norm's own output."""
     if sums.post_add is not None:
-        raise ValueError(
+        raise refusal(
             f"{function}: out_dtype and post_add are given; expected one of them; add, and quantize behind the norm"
         )

@@ -1,4 +1,4 @@
-"""The two differentiable ops that torch sees: schemas, kernels and fakes.
+"""The two differentiable ops that torch sees: schemas, kernels and fakes. A third one raises an error.
 
 ``torch.ops.fusednorm.norm_forward`` and ``norm_backward`` are what torch.compile, torch.export and every dispatch mode
 see. Their arguments are a :class:`~fusednorm.norm.Norm` and its operands, flattened; the rest of the package passes the
@@ -39,6 +39,7 @@ library.define(
     "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor grad_scale, Tensor grad_shift)",
     tags=_TAGS,
 )
+library.define("refuse(str kind, str words) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
 _forward_op = torch.ops.fusednorm.norm_forward.default
 _backward_op = torch.ops.fusednorm.norm_backward.default
 
@@ -71,8 +72,15 @@ def _backward_kernel(*arguments: Any) -> FiveTensors:
     return five_tensors(dispatch.backward(norm, operands, wanted), operands.input)
 
 
+def _refuse(kind: str, words: str) -> None:
+    """Raise the error of a call that is compiled, see ``refusal``."""
+    raise {"ValueError": ValueError, "TypeError": TypeError}[kind](words)
+
+
 library.impl("norm_forward", _forward_kernel, "CompositeExplicitAutograd")
 library.impl("norm_backward", _backward_kernel, "CompositeExplicitAutograd")
+library.impl("refuse", _refuse, "CompositeExplicitAutograd")
+torch.library.register_fake("fusednorm::refuse", _refuse, lib=library)
 
 
 @torch.library.register_fake(FORWARD, lib=library)

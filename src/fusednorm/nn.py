@@ -32,6 +32,7 @@ from fusednorm.distributed import SyncBatchNorm as SyncBatchNorm
 from fusednorm.distributed import convert_sync_batchnorm_ as convert_sync_batchnorm_
 from fusednorm.fused_module import ActivationLike, FusedBatchNorm, FusedModule
 from fusednorm.private.torch_names import InstanceNormBase, input_check, unbatched_rank
+from fusednorm.refusal import refusal
 from fusednorm.strides import contiguous, rows_lie_apart
 
 
@@ -422,7 +423,7 @@ class _FusedInstanceNorm(FusedModule, InstanceNormBase):
             f"dimension {axis}; expected num_features={self.num_features}"
         )
         if self.affine or self.track_running_stats:
-            raise ValueError(f"{message}; build the module for {input.size(axis)} channels, or check channel_dim")
+            raise refusal(f"{message}; build the module for {input.size(axis)} channels, or check channel_dim")
         warnings.warn(f"{message}, which is not used because affine=False", stacklevel=3)
 
     def _normalize(

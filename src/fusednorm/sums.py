@@ -275,8 +275,8 @@ def _behind_sum(
         alike = added.dtype == ds.dtype and added.shape == ds.shape
         if alike and _are_planes(ds, axis) and gate.shape == spread_shape(ds.shape, axis):
             return grad_pre_add, _gradient_of_planes(ds, added, gate, axis % ds.dim()).reshape(pre_gate.shape)
-        wide = ds.to(torch.promote_types(dtype, pre_gate.dtype))
-        grad_pre_gate = (wide * added).sum_to_size(gate.shape).reshape(pre_gate.shape).to(pre_gate.dtype)
+        # A kernel that made ds took a gate of float64 beside an input of float64 alone.
+        grad_pre_gate = (ds.to(dtype) * added).sum_to_size(gate.shape).reshape(pre_gate.shape).to(pre_gate.dtype)
     return grad_pre_add, grad_pre_gate
 
 

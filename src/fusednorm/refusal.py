@@ -1,0 +1,19 @@
+"""The errors of calls that are compiled."""
+
+from __future__ import annotations
+
+import torch
+
+_is_compiling = torch.compiler.is_dynamo_compiling
+
+
+def refusal(words: str, kind: type[ValueError] | type[TypeError] = ValueError) -> Exception:
+    """The error of a call, to raise. While Dynamo traces, an op raises it in place of the caller, and the compilation
+    ends with TorchRuntimeError and these words, as it does for errors of torch's operators.
+
+    Code in which Dynamo sees an exception it gives up: it runs that code uncompiled ever after, also by arguments that
+    are right.
+    """
+    if _is_compiling():
+        torch.ops.fusednorm.refuse(kind.__name__, words)
+    return kind(words)
