@@ -246,6 +246,16 @@ def test_a_norm_over_channels() -> None:
     assert fusednorm.convert_(model) == fusednorm.Report()
 
 
+def hooked(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda *arguments: None)
+    return module
+
+
+def with_a_child(norm: nn.Module) -> nn.Module:
+    norm.add_module("extra", nn.Identity())
+    return norm
+
+
 def replaced() -> nn.Module:
     norm = nn.LayerNorm(4)
     norm.forward = lambda input: input  # type: ignore[method-assign]
@@ -290,6 +300,8 @@ def test_a_norm_and_an_activation_in_one() -> None:
         (BatchNormAct2d(8), {"activations": False}, "a norm and an activation in one, and activations=False"),
         (BatchNormAct2d(8, nn.Mish()), {}, "runs Mish, which has no fused form"),
         (BatchNormAct2d(8, None, nn.Dropout(0.1)), {}, "runs a Dropout between the norm and the activation"),
+        (BatchNormAct2d(8, None, hooked(nn.Identity())), {}, "runs a Identity between the norm and the activation"),
+        (with_a_child(BatchNormAct2d(8)), {}, "has other children than drop and act"),
     ],
 )
 def test_a_norm_and_an_activation_that_stay_one(norm: nn.Module, options: dict[str, Any], reason: str) -> None:

@@ -102,6 +102,15 @@ def test_activations_without_a_fused_form(act: nn.Module) -> None:
     assert f"{type(act).__name__}, has no fused form" in left(report)["0"]
 
 
+def test_an_activation_whose_forward_was_replaced_stays() -> None:
+    act, x = nn.ReLU(), torch.randn(IMAGE)
+    act.forward = lambda input: 2 * F.relu(input)  # type: ignore[method-assign]
+    model = nn.Sequential(nn.GroupNorm(4, 8), act)
+    expected = model(x)
+    assert not fusednorm.convert_(model).fused
+    assert_same(model(x), expected)
+
+
 # --- nn.Sequential ---
 
 

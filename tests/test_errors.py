@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "nested": (lambda: gn(NESTED, 4), TypeError, ("input", "nested", "to_padded_tensor")),
     "mixed devices": (lambda: gn(X, 4, META), ValueError, ("weight", "meta", "cpu", "one device")),
     "mixed devices, scale": (lambda: gn(X, 4, scale=NC.to("meta")), ValueError, ("scale", "meta", "cpu")),
+    "mixed devices, gate": (lambda: gn(X, 4, pre_add=X, pre_gate=NC.to("meta")), ValueError, ("pre_gate is on meta",)),
     "unknown activation": (lambda: gn(X, 4, activation="mish"), ValueError, ("activation", "'mish'", "silu")),
     "activation of another type": (lambda: gn(X, 4, activation=torch.relu), TypeError, ("activation", "name")),  # type: ignore[arg-type]
     "activation without a parameter": (lambda: fusednorm.Activation("relu", 2.0), ValueError, ("relu", "2.0")),
@@ -78,6 +79,8 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "half the running statistics": (lambda: bn(X, C, None, training=True), ValueError, ("running_var", "both")),
     "instance without statistics": (lambda: inorm(X, use_input_stats=False), ValueError, ("running_mean", "None")),
     "short running_mean": (lambda: bn(X, C[:4], C), ValueError, ("running_mean", "(4,)", "(8,)")),
+    "running_mean of one number": (
+        lambda: bn(X, torch.zeros(1).expand(8), C, training=True), ValueError, ("running_mean", "one number for all")),
     "running_var requires grad": (lambda: bn(X, C, GRAD), ValueError, ("running_var", "requires grad", "detach")),
     "momentum None": (lambda: bn(X, C, C, training=True, momentum=None), TypeError, ("momentum", "NoneType")),  # type: ignore[arg-type]
     "normalized_shape": (lambda: ln(X, (8,)), ValueError, ("normalized_shape is (8,)", "(2, 8, 4)", "(4,)")),

@@ -278,6 +278,13 @@ def test_a_fused_sum_is_the_sum_that_is_quantized(
     assert torch.equal(s, fusednorm.rms_norm(x, (33,), weight, 1e-6, **sums.keywords())[1])
 
 
+def test_a_lazily_negated_scale_beside_a_sum() -> None:
+    x, h = drawn(3, 24), drawn(3, 24, seed=1)
+    call = partial(fusednorm.rms_norm, x, (24,), out_dtype=INT8, pre_add=h)
+    negated, given = (call(out_scale=scale) for scale in (torch._neg_view(torch.tensor(-0.02)), torch.tensor(0.02)))
+    assert torch.equal(negated, given)
+
+
 @pytest.mark.parametrize("shape", [(2, 24), (2, 1, 24), (2, 5, 24), (24,)], ids=str)
 def test_modulated_rows(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, and of a gated sum, which the same kernel makes."""
@@ -335,8 +342,9 @@ def test_torch_fx_records_a_quantizing_module_as_one_call() -> None:
 
 def test_it_has_no_backward() -> None:
     x = drawn(3, 8).requires_grad_()
-    with pytest.raises(RuntimeError, match="an 8-bit output has no backward"):
-        fusednorm.rms_norm(x, (8,), out_dtype=INT8)
+    for given in ({"input": x}, {"input": x.detach(), "out_scale": torch.tensor(0.1, requires_grad=True)}):
+        with pytest.raises(RuntimeError, match="an 8-bit output has no backward"):
+            fusednorm.rms_norm(normalized_shape=(8,), out_dtype=INT8, **given)
     for off in (torch.no_grad(), torch.inference_mode()):
         with off:
             assert fusednorm.rms_norm(x, (8,), out_dtype=INT8)[0].dtype == INT8

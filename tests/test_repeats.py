@@ -461,6 +461,17 @@ def test_the_instance_that_is_asked_for_runs(taken: Taken) -> None:
     assert taken.backwards == 0
 
 
+def test_a_backward_by_another_instance_than_its_forwards_is_not_kept(taken: Taken) -> None:
+    x = data(5, 8, requires_grad=True)
+    for _ in range(3):
+        with fusednorm.use_instance("reference"):
+            output = layer(x)
+        output.backward(torch.ones_like(output))
+    with fusednorm.use_instance("reference"):
+        layer(x).backward(torch.ones_like(output))
+    assert (taken.forwards, taken.backwards) == (2, 0)
+
+
 def test_hooks_see_what_a_call_that_is_known_saves() -> None:
     x, weight = data(5, 8, requires_grad=True), data(8, requires_grad=True)
     known(x, weight)
