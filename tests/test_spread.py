@@ -22,7 +22,7 @@ from fusednorm import distributed
 from fusednorm.distributed import sharding, synchronized
 from fusednorm.distributed.moments import Moments, Units, moments_of
 from fusednorm.distributed.whole import normalize_channels
-from fusednorm.operands import Operands
+from fusednorm.operands import Operands, Statistics
 from fusednorm.tolerance import judge, offset_of
 
 WORKER = Path(__file__).with_name("spread_worker.py")
@@ -327,6 +327,24 @@ def test_units_merge_equal_numbers_exactly() -> None:
         found = units.merge(Moments(torch.tensor([3.0], dtype=torch.float64), values, torch.zeros_like(values)))
         assert bool((found.mean == 0.1).all())
         assert bool((found.m2 == 0).all())
+
+
+@pytest.mark.parametrize(("elements", "mean", "var"), [(0.0, 5.0, 2.0), (4.0, 2.5, 5 / 3)])
+def test_running_statistics_that_no_kernel_takes_stay_where_there_are_no_elements(
+    elements: float, mean: float, var: float
+) -> None:
+    """The host does not read the count that a device's kernel finds."""
+
+    class Kernels:
+        def merge_moments(self, *arguments: Any) -> Statistics:
+            count = torch.tensor(elements, dtype=torch.float64)
+            return Statistics(torch.zeros(3), torch.ones(3), torch.ones(3), count)
+
+    running = synchronized.Running(torch.full((6,), 5.0)[::2], torch.full((3,), 2.0), 0.5, torch.tensor(7))
+    synchronized.merged_by_kernels(Kernels(), torch.zeros(2, 7), (3,), EPS, torch.float32, running)  # type: ignore[arg-type]
+    torch.testing.assert_close(running.mean, torch.full((3,), mean))
+    torch.testing.assert_close(running.var, torch.full((3,), var))
+    assert running.counter == 8
 
 
 def test_the_exchange_of_a_backward_runs_beside_a_pass_over_memory(monkeypatch: pytest.MonkeyPatch) -> None:
