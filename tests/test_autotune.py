@@ -284,6 +284,16 @@ def test_tune_never_keeps_a_wrong_result_and_says_so(monkeypatch: pytest.MonkeyP
     assert [one.config for one in own.choices.values()] == [{"elements": FAST.elements}] * 2
 
 
+@pytest.mark.usefixtures("many", "cache")
+def test_tune_measures_for_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(
+        autotune, "timer_for", lambda device, seconds, quick: seen.append(seconds) or Recorded(seconds_of)
+    )
+    run(*TUNE, "--seconds", "0.5")
+    assert seen == [0.5, 0.5 * autotune.SCREENING_SHARE] * 2
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

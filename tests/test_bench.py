@@ -30,7 +30,7 @@ from fusednorm.bench.workloads import EPS, SUITES, Inputs, Workload, draw, selec
 from fusednorm.cli.output import TimeLimit
 from fusednorm.machine import limits
 from fusednorm.machine.timing import Call, Calls, CpuTimer, Timing
-from fusednorm.tolerance import PEER
+from fusednorm.tolerance import PEER, Verdict
 
 GROUP = Workload("group_norm", (3, 16, 9, 7), 4, activation="silu")
 
@@ -111,6 +111,11 @@ def test_a_sum_near_zero_may_be_off_by_roundings_of_its_terms() -> None:
         for share, ok in ((0.9, True), (1.1, False)):
             assert judge.verdicts(results | {name: torch.full((1,), 1e-5 + share * allowed)})[name].ok is ok
     assert judge.term == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_fault_is_worse_than_any_error() -> None:
+    found = judging.worst([Verdict(0.9, 1.0, 0.0, None), Verdict(0.5, 1.0, 0.0, "root mean square")])
+    assert not found.ok
 
 
 def test_peer_may_round_intermediates_to_the_inputs_dtype_and_ours_may_not() -> None:

@@ -73,6 +73,11 @@ def test_profile_verifies_every_operation(operation: str) -> None:
     assert all(one["note"] for one in found["results"] if one["status"] == "skipped")
 
 
+def test_profile_draws_the_values_that_are_asked_for() -> None:
+    found = [run("profile", "groupnorm_fwd", *TINY, "--init", init, "--no-time", "--json") for init in checks.INITS]
+    assert len({result.stdout for result in found}) == len(checks.INITS)
+
+
 def test_profile_prints_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(
         "profile",
@@ -190,6 +195,14 @@ def test_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     found = json.loads(result.stdout)
     assert found["wrong"] == 3
     assert not any(check["ok"] for check in found["checks"])
+
+
+def test_verify_of_one_family_draws_values_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Workload("rms_norm", (6, 20), 1)
+    monkeypatch.setattr(cli.verify, "covering_workloads", lambda: [TINY_WORKLOAD, rows])
+    found = json.loads(run("verify", "--family", "rms_norm", "--json").stdout)
+    assert {check["workload"] for check in found["checks"]} == {rows.key}
+    assert len({check["forward"]["allowed"] for check in found["checks"]}) == len(checks.INITS)
 
 
 def test_verify_covers_every_value_with_every_family() -> None:

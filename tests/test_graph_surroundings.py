@@ -306,8 +306,11 @@ def test_a_value_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidGraphError, match=r"has a value and dims \(2, 1\); expected one element"):
         halved(dims=(2, 1))[0].build()
     graph = Graph(torch.float32)
-    graph.pointwise("relu", graph.tensor(value=1.0)).set_output()
-    with pytest.raises(InvalidGraphError, match="has a value and is read by node relu, port x; expected a reader add"):
+    one = graph.tensor(value=1.0)
+    graph.pointwise("relu", one).set_output()
+    graph.quantize(one, graph.tensor(value=0.02), dtype="int8").set_output()
+    words = "has a value and is read by node {}, port x; expected a reader add"
+    with pytest.raises(InvalidGraphError, match=f"(?s){words.format('relu')}.*{words.format('quantize')}"):
         graph.build()
     with pytest.raises(GraphFormatError, match="value"):
         Graph.from_json(halved()[0].to_json().replace("0.5", '"half"'))
