@@ -183,6 +183,21 @@ def test_a_workspace_in_the_memory_of_a_tensor_is_refused() -> None:
         graph.execute(pack, own)
 
 
+def test_a_workspace_that_was_set_to_other_memory_leaves_the_first_alone() -> None:
+    graph = described("norm_activation").build("unfused:cpu.planes")
+    pack, size = draw(graph), graph.get_workspace_size()
+    first, second = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
+    workspace = first.detach()
+    graph.execute(pack, workspace)
+    assert first.any()
+    workspace.set_(second)
+    graph.execute(pack, workspace)
+    assert torch.equal(first, second)
+    first.zero_()
+    graph.execute(pack, workspace)
+    assert not first.any()
+
+
 def test_results_do_not_depend_on_the_workspace() -> None:
     for name in GRAPHS:
         graph = described(name, torch.bfloat16)
