@@ -121,10 +121,12 @@ torch.testing.assert_close(program.module()(x).detach(), expected)
     run(program, "fusednorm", "numba")
 
 
-def test_the_table_joins_torchs_own() -> None:
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_the_table_joins_torchs_own(memory_format: torch.memory_format) -> None:
+    """Whose rms_norm adds eps in place where it takes an input for channels_last."""
     table = torch.export.default_decompositions()
     table.update(fusednorm.decompositions())
-    model, x = network(), torch.randn(2, 3, 8, 8)
+    model, x = network(), torch.randn(2, 3, 8, 8).to(memory_format=memory_format)
     program = torch.export.export(model, (x,)).run_decompositions(table)
     assert "fusednorm::norm_forward" not in op_names(program)
     torch.testing.assert_close(program.module()(x), model(x))
@@ -175,6 +177,16 @@ def test_statistics_that_a_program_uses_are_computed() -> None:
     ):
         tensors = (x, weight, bias)
         torch.testing.assert_close(decomposed(Function(call), *tensors).module()(*tensors), call(*tensors))
+
+
+def test_a_given_mean_that_a_program_returns_is_a_copy() -> None:
+    x, mean, var = torch.randn(2, 8, 5), torch.randn(8), torch.rand(8)
+    norm = ("batch_norm", 0, 1, 1e-5, "", 0.0)
+    call = lambda x, mean, var: ops.norm_forward(x, None, None, None, None, mean, var, *norm)[1]  # noqa: E731
+    got, expected = (each(x, mean, var) for each in (decomposed(Function(call), x, mean, var).module(), call))
+    mean.zero_()
+    torch.testing.assert_close(got, expected)
+    assert expected.any()
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.InstanceNorm1d])
