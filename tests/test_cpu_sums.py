@@ -195,10 +195,11 @@ PLANES = (3, 8, 13, 11)
 
 
 SHORT, SHORTEST = (3, 8, 5, 5), (3, 96, 2, 2)  # of which tiles take many
+LONG = (8, 64, 3, 3)  # whose units would be rows without the sums
 
 
 @pytest.mark.parametrize(
-    ("shape", "gate"), [(SPLIT, ()), (PLANES, ("pre_gate",)), (SHORT, ()), (SHORTEST, ("pre_gate",))]
+    ("shape", "gate"), [(SPLIT, ()), (PLANES, ("pre_gate",)), (SHORT, ()), (SHORTEST, ("pre_gate",)), (LONG, ())]
 )
 def test_planes(shape: tuple[int, ...], gate: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Units that one thread takes, and units in pieces, with the gradient of s too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import count, product
 from typing import Any
 
@@ -20,8 +20,9 @@ from fusednorm.backends import reference
 from fusednorm.backends.cpu import compiler
 from fusednorm.backends.cpu import instances as cpu
 from fusednorm.choice import choose, instances, use_instance
-from fusednorm.norm import FAMILIES, ROW_FAMILIES, Family, Norm, norm_of
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.formats import Quantized
+from fusednorm.norm import FAMILIES, ROW_FAMILIES, Family, norm_of
+from fusednorm.operands import BackwardOperands, Gated, Operands, Sums
 from fusednorm.problem import DIRECTIONS, DTYPE_BYTES, Order, Problem, View, dense_layout
 from fusednorm.problems import forward_problem
 
@@ -372,54 +373,96 @@ def test_a_backward_plan_depends_on_all_that_its_kernel_does(plans: dict[Any, An
         assert len(plans) == number
 
 
-#: What one operand of a call may be in place of contiguous float32 on the CPU. More samples change no stride.
-CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "samples": lambda tensor: torch.empty_strided((3, *tensor.shape[1:]), tensor.stride(), dtype=tensor.dtype),
-    "strides": lambda tensor: torch.empty(2, 9, 8).movedim(-1, 1),
-    "dtype": Tensor.double,
-    "device": lambda tensor: tensor.to("meta"),
+X, STATISTIC = torch.empty(2, 8, 9), torch.empty(2, 4)
+#: The facts of a call, each of which some plan depends on.
+CALL: dict[str, Any] = {
+    "norm": norm_of("group_norm", 4), "wanted": (True,) * 5, "quantized": Quantized("int8", False),
+    "input": X, "weight": WEIGHT, "bias": WEIGHT, "scale": MODULATION, "shift": MODULATION,
+    "mean": STATISTIC, "rstd": STATISTIC, "grad_output": X,
+    "pre_add": X, "pre_gate": MODULATION, "pre_bias": WEIGHT, "post_add": X,
+    "keeps_sum": True, "grad_sum": True, "wants_pre_add": True, "grad_numbers": True,
+}  # fmt: skip
+#: More samples change no stride.
+SAMPLES, STRIDES = torch.empty_strided((3, 8, 9), X.stride()), torch.empty(2, 9, 8).movedim(-1, 1)
+#: What each of them may be instead.
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "norm": (norm_of("group_norm", 2), norm_of("group_norm", 8), norm_of("group_norm", 4, eps=1.0)),
+    "wanted": ((True, *(False,) * 4), (False, *(True,) * 4)),
+    "quantized": (Quantized("int8", True), Quantized("float8_e5m2", False)),
+    "input": (SAMPLES, STRIDES, X.double(), X.to("meta")),
+    "grad_output": (STRIDES,),
+    **dict.fromkeys(("weight", "bias", "pre_bias"), (None, WEIGHT.double())),
+    **dict.fromkeys(("scale", "shift", "pre_gate"), (None, MODULATION.double())),
+    **dict.fromkeys(("pre_add", "post_add"), (None, SAMPLES, STRIDES, X.double())),
+    **dict.fromkeys(("keeps_sum", "grad_sum", "wants_pre_add", "grad_numbers"), (False,)),
 }
-#: The operands that each change is made to, one at a time.
-CHANGED: dict[str, tuple[str, ...]] = {
-    "samples": ("input",),
-    "strides": ("input", "grad_output"),
-    "dtype": ("input", "weight", "bias", "scale", "shift"),
-    "device": ("input",),
-}
 
 
-@pytest.mark.parametrize("kind", [Operands, BackwardOperands])
-@pytest.mark.parametrize("norm", [norm_of("group_norm", 4), norm_of("group_norm", 2)])
-def test_each_fact_of_each_operand_has_a_plan(kind: Any, norm: Norm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing runs: a plan returns its own number, which a call by the same facts gets again."""
-    plans: dict[Any, Any] = {}
-    monkeypatch.setattr(dispatch, "_plans", plans)
-    numbers = count()
+def part(kind: Any, call: dict[str, Any]) -> Any:
+    """The operands of this kind that are the call's."""
+    return kind(**{one.name: call[one.name] for one in fields(kind) if one.name in call})
 
-    def make_plan(*_: Any) -> Any:
-        number = next(numbers)
-        return lambda *_: number
 
-    monkeypatch.setattr(dispatch, "make_plan", make_plan)
-    x, statistic = torch.empty(2, 8, 9), torch.empty(2, 4)
-    names: dict[str, Tensor] = {"input": x, "weight": WEIGHT, "bias": WEIGHT, "scale": MODULATION, "shift": MODULATION}
-    if kind is BackwardOperands:
-        names |= {"grad_output": x, "mean": statistic, "rstd": statistic}
+def sum_backward_plan(call: dict[str, Any]) -> Any:
+    gated = None if call["pre_gate"] is None else part(Gated, call)
+    around = call["post_add"], call["grad_sum"], gated, call["grad_numbers"]
+    return dispatch.sum_backward_plan(call["norm"], part(BackwardOperands, call), call["wanted"], *around)
 
-    def run(norm: Norm, **changes: Tensor | None) -> Any:
-        operands = kind(**(names | changes))
-        if kind is Operands:
-            return dispatch.forward(norm, operands)
-        return dispatch.backward(norm, operands, (True,) * 5)
 
-    found = [run(norm), run(norm_of("group_norm", 8)), run(norm_of("group_norm", 4, eps=1.0))]
-    for change, operands in CHANGED.items():
-        found += [run(norm, **{name: CHANGES[change](names[name])}) for name in operands if name in names]
-    found += [run(norm, **{name: None}) for name in ("weight", "bias", "scale", "shift")]
-    with use_instance("reference"):
-        found.append(run(norm))
-    assert found == list(range(len(found)))
-    assert run(norm) == 0
+AHEAD = ("norm", "input", "weight", "bias", "scale", "shift")
+BACK = (*AHEAD, "grad_output")
+#: The kinds of plans, and what each depends on.
+KINDS: dict[str, tuple[Callable[[dict[str, Any]], Any], tuple[str, ...]]] = {
+    "forward": (lambda call: dispatch.forward_plan(call["norm"], part(Operands, call)), AHEAD),
+    "backward": (
+        lambda call: dispatch.backward_plan(call["norm"], part(BackwardOperands, call), call["wanted"]),
+        (*BACK, "wanted"),
+    ),
+    "spread forward": (lambda call: dispatch.spread_forward_plan(call["norm"], part(Operands, call)), AHEAD),
+    "spread backward": (
+        lambda call: dispatch.spread_backward_plan(call["norm"], part(BackwardOperands, call)), BACK,
+    ),
+    "forward with sums": (
+        lambda call: dispatch.sum_forward_plan(
+            call["norm"], part(Operands, call), part(Sums, call), call["keeps_sum"]
+        ),
+        (*AHEAD, "pre_add", "pre_gate", "pre_bias", "post_add", "keeps_sum"),
+    ),
+    "backward with sums": (
+        sum_backward_plan,
+        (*BACK, "wanted", "pre_add", "pre_gate", "wants_pre_add", "post_add", "grad_sum", "grad_numbers"),
+    ),
+    "quantized": (
+        lambda call: dispatch.quantized_plan(call["norm"], part(Operands, call), None, call["quantized"]),
+        (*AHEAD, "quantized"),
+    ),
+    "quantized with sums": (
+        lambda call: dispatch.quantized_plan(call["norm"], part(Operands, call), part(Sums, call), call["quantized"]),
+        (*AHEAD, "quantized", "pre_add", "pre_gate"),
+    ),
+}  # fmt: skip
+
+
+def test_each_fact_of_a_call_has_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs: a plan is its own number, which a call by the same facts gets again."""
+    numbers, expected = count(), count()
+    monkeypatch.setattr(dispatch, "_plans", {})
+    monkeypatch.setattr(dispatch, "make_plan", lambda *_: next(numbers))
+    monkeypatch.setattr(dispatch, "spread", lambda *_: next(numbers))
+    monkeypatch.setattr(dispatch, "_sum_plan", lambda key, _: dispatch._kept(key, next(numbers)))
+    file: Any = object()
+    for kind, (plan, facts) in KINDS.items():
+        first = next(expected)
+        assert plan(CALL) == first, kind
+        for name in facts:
+            for other in OTHERS[name]:
+                assert plan(CALL | {name: other}) == next(expected), (kind, name)
+        with use_instance("reference"):
+            assert plan(CALL) == next(expected), kind
+        if not kind.startswith("spread"):  # of which nothing is tuned
+            with choice.as_selected(choice.Selection(None, file)):
+                assert plan(CALL) == next(expected), kind
+        assert plan(CALL) == first, kind
 
 
 @pytest.mark.parametrize("wants", [False, True])

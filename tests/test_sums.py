@@ -497,6 +497,16 @@ def test_gates_of_every_shape() -> None:
         torch.testing.assert_close((*found[:2], found[2].reshape(wanted[2].shape)), wanted)
 
 
+def test_gates_of_rows_of_two_dimensions() -> None:
+    """A gate that has one of the two in full is no row's."""
+    x, r = drawn(6, 4, 16), drawn(6, 4, 16, seed=1)
+    for shape in ((1, 4, 16), (6, 1, 1), (1, 1, 16), (6, 1, 16), (6, 4, 1)):
+        gate = drawn(*shape, seed=2)
+        y, s = fusednorm.layer_norm(x, (4, 16), pre_add=r, pre_gate=gate, return_sum=True)
+        total = x + gate * r
+        torch.testing.assert_close((y, s), (torch.nn.functional.layer_norm(total, (4, 16)), total))
+
+
 @pytest.mark.parametrize("form", ["layer_norm", "rms_norm"])
 def test_rows_longer_than_a_chunk_and_few_or_many(form: str) -> None:
     for shape in ((2, 9001), (300, 4097), (1, 1, 20), (700, 3)):
