@@ -15,8 +15,9 @@ from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problems import backward_problem, forward_problem
 
-#: Rows of several points, two tiles of channels, several slabs; samples of few positions, which slabs do not part.
-SHAPES = ((70, 5), (21, 600), (300, 33), (2, 4), (9, 600, 3, 1), (170, 33, 7))
+#: Rows of several points, two tiles of channels, several slabs; samples of few positions, which slabs do not part, even
+#: where equal slabs would.
+SHAPES = ((70, 5), (21, 600), (300, 33), (2, 4), (9, 600, 3, 1), (170, 33, 7), (1001, 33, 7))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from fusednorm.graph import (
     STAGES,
     Graph,
     StageError,
+    TensorAttributes,
     UnknownPlanError,
     UnsupportedGraphError,
     draw,
@@ -214,6 +215,40 @@ def test_other_statistics_are_not_fused() -> None:
     graph.batchnorm_backward(dz, x, None, mean, rstd)[0].set_output().set_name("dx")
     pack = run(graph)
     assert "have not the same mean" in graph.explain().not_fused[0].reason
+    assert graph.verify(pack)
+
+
+def another_scale(graph: Graph, x: TensorAttributes, dy: TensorAttributes) -> TensorAttributes:
+    mean, rstd, scale, other = (graph.tensor((8,), name=name) for name in ("mean", "inv_variance", "scale", "other"))
+    z = graph.batchnorm_inference(x, mean, rstd, other)
+    return graph.batchnorm_backward(graph.pointwise("silu_backward", dy, z), x, scale, mean, rstd)[0]
+
+
+def another_family(graph: Graph, x: TensorAttributes, dy: TensorAttributes) -> TensorAttributes:
+    z, _, rstd = graph.layernorm(x, normalized_shape=(4,))
+    return graph.rmsnorm_backward(graph.pointwise("silu_backward", dy, z), x, None, rstd, normalized_shape=(4,))[0]
+
+
+def a_number_for_each_channel(graph: Graph, x: TensorAttributes, dy: TensorAttributes) -> TensorAttributes:
+    z, mean, rstd, _, _ = graph.batchnorm(x)
+    total = graph.pointwise("add", z, graph.tensor((1, 8, 1, 1), name="r"))
+    return graph.batchnorm_backward(graph.pointwise("silu_backward", dy, total), x, None, mean, rstd)[0]
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (another_scale, "whose family, x or scale is not that of batchnorm_backward"),
+        (another_family, "whose family, x or scale is not that of rmsnorm_backward"),
+        (a_number_for_each_channel, "z comes from add, which the kernel cannot recompute"),
+    ],
+)
+def test_another_origin_with_the_same_statistics_is_not_fused(build: Callable[..., Any], reason: str) -> None:
+    graph = Graph(torch.float32)
+    x, dy = graph.tensor((2, 8, 4, 4), name="x"), graph.tensor((2, 8, 4, 4), name="dy")
+    build(graph, x, dy).set_output().set_name("dx")
+    pack = run(graph)
+    assert any(reason in remark.reason for remark in graph.explain().not_fused)
     assert graph.verify(pack)
 
 

@@ -188,6 +188,20 @@ def test_a_shortcut_is_a_part_of_the_backward(layout: str) -> None:
         assert torch.equal(pack[f"d{name}"], gradient), name
 
 
+def test_a_shortcuts_gradient_that_the_kernel_would_round_is_not_fused() -> None:
+    graph = Graph(torch.bfloat16)
+    x, r, dy = (graph.tensor(IMAGES, name=name) for name in ("x", "r", "dy"))
+    z, mean, rstd, _, _ = graph.batchnorm(x)
+    dz = graph.pointwise("silu_backward", dy, graph.pointwise("add", z, r))
+    dz.set_name("dz")  # float32, as virtual tensors are
+    graph.pointwise("relu", dz).set_output().set_name("y")
+    graph.batchnorm_backward(dz, x, None, mean, rstd)[0].set_output().set_name("dx")
+    pack = run(graph)
+    reasons = [remark.reason for remark in graph.explain().not_fused]
+    assert "dz is declared float32, and the kernel rounds it to the dtype of x" in reasons
+    assert graph.verify(pack)
+
+
 def test_a_sum_that_the_kernel_would_round_is_not_fused() -> None:
     graph = images(torch.bfloat16)
     graph.nodes[1].outputs["y"].set_output(False)  # float32, as virtual tensors are
