@@ -539,6 +539,7 @@ def test_the_sums_around_a_large_norm_are_fused(problem: Problem, expected: type
         (over_batch((32, 256, 56, 56), modulated=True), "scale and shift"),
         (over_batch((32, 256, 56, 56), backward=True, training=False), "are given"),
         (over_batch((400, 4, 300, 304)), "too long"),
+        (of_numbers(LARGE, norm=norm_of("batch_norm"), grad_numbers=True), "over all samples"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

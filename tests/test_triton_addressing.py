@@ -1,4 +1,5 @@
-"""The masks of an axis, whatever the compiler is told of its length, and the bounds of rows of several positions."""
+"""The masks of an axis, whatever the compiler is told of its length, and the bounds of rows, alone or of several
+positions."""
 
 from __future__ import annotations
 
@@ -34,6 +35,34 @@ def test_rows_of_several_positions_are_whole_within_a_sample() -> None:
     print(json.dumps([*small, large]))
     """
     assert interpreted(code) == [[]] * 34
+
+
+def test_windows_of_rows_end_with_the_last_row() -> None:
+    code = """
+    import json
+    from triton_addressing import wrong_lanes
+    lengths = (9, 9), (21, 21), (21, 24), (24, 24), (24, 27)
+    print(json.dumps([wrong_lanes(*row, window) for row in lengths for window in (1, 8)]))
+    """
+    assert interpreted(code) == [[]] * 10
+
+
+def test_partials_of_rows_end_with_the_last_row() -> None:
+    """Of three rows, which a program with four takes."""
+    code = """
+    import json
+    import torch
+    from fusednorm.backends.triton.instances import TILES
+    from fusednorm.norm import norm_of
+    from fusednorm.operands import Operands
+    from fusednorm.problems import forward_problem
+    x = torch.randn(3, 40)
+    plan = TILES.spread(forward_problem(norm_of("layer_norm", 1), Operands(x)))
+    partials = torch.full((2 * plan.total + 5,), 7.0)
+    plan.moments(x, partials)
+    print(json.dumps([plan.rows.tile["BLOCK_S"], plan.total, partials[2 * plan.total :].tolist()]))
+    """
+    assert interpreted(code) == [4, 3, [7.0] * 5]
 
 
 def test_leading_bits_are_those_of_the_last_place() -> None:

@@ -161,8 +161,9 @@ def test_windows(shape: tuple[int, ...], dtype: torch.dtype, last: bool, window:
 def test_tensors_that_lie_otherwise_in_their_windows_have_none() -> None:
     problem, _ = group_norms((2, 8, 7, 7), 4, torch.bfloat16, False)
     assert problem.output_layout is not None
-    for apart, window in ((8, 8), (1, 1)):
-        output = replace(problem.output_layout, sample=problem.layout.sample + apart)
+    for sample, channel, window in ((8, 0, 8), (1, 0, 1), (8, 8, 8), (8, 1, 1)):
+        layout = problem.layout
+        output = replace(problem.output_layout, sample=layout.sample + sample, channel=layout.channel + channel)
         assert window_of(problem.dtype, problem.view, (problem.layout, output)) == window
 
 

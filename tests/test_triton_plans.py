@@ -108,6 +108,15 @@ def test_statistics_that_nobody_wants_have_no_memory(instance: Any, monkeypatch:
     assert (results.mean, results.rstd, results.var) == (None,) * 3
 
 
+def test_given_statistics_of_nothing_are_widened() -> None:
+    """The variance and eps have a sum that float16 does not hold."""
+    mean, var = torch.zeros(8, dtype=torch.float16), torch.full((8,), 60000.0, dtype=torch.float16)
+    operands = Operands(torch.empty(0, 8, 5, dtype=torch.float16), mean=mean, var=var)
+    norm = norm_of("batch_norm", eps=1e4, training=False)
+    results = TILES.plan(forward_problem(norm, operands))(operands)
+    torch.testing.assert_close(results.rstd, torch.full((8,), 70000.0).rsqrt())
+
+
 # --- how many programs ---
 
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from fusednorm.backends.triton.kernels.addressing import bounds_of, has_whole_rows, within
+from fusednorm.backends.triton.kernels.rows import lanes_of_rows
 from fusednorm.backends.triton.runs import leading_bits, power_of_two
 
 
@@ -59,4 +60,32 @@ def wrong_rows(channels: int, positions: int, repeat: int, span: int, chunks: in
                 bounds = not across or (int(low[n, chunk]), int(high[n, chunk])) == (begin, end)
                 if not bounds or int(whole[n, chunk]) != rows:
                     found.append((n, chunk, across))
+    return found
+
+
+@triton.jit
+def store_lanes(
+    p_lanes, sample, rows, K: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    n = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
+    held, loaded, stored = lanes_of_rows(n, sample, rows, K, WINDOW, BLOCK)
+    o = n * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(p_lanes + o, held.to(tl.int8) + 2 * loaded.to(tl.int8) + 4 * stored.to(tl.int8))
+
+
+def wrong_lanes(length: int, sample: int, window: int) -> list[tuple[int, int]]:
+    """The rows and lanes of a tile of eight, of which five are there, that are others than counted here."""
+    found, rows, block = [], 5, power_of_two(length + window - 1)
+    lanes = torch.full((8, block), -1, dtype=torch.int8)
+    store_lanes[(1,)](lanes, sample, rows, length, window, 8, block)
+    memory = (rows - 1) * sample + length
+    for n in range(8):
+        begin, end = n * sample, n * sample + length
+        for lane in range(block):
+            place = begin // window * window + lane
+            first = place // window * window
+            held, stored = begin <= place < end, begin <= first and first + window <= end
+            loaded = first < end and first + window <= memory
+            if int(lanes[n, lane]) != (held + 2 * loaded + 4 * stored if n < rows else 0):
+                found.append((n, lane))
     return found
