@@ -125,16 +125,29 @@ RIGHT: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", [case for case in CASES if case not in UNTRACED])
-def test_a_compiled_call_gives_the_words_and_compiles_when_it_is_right_again(case: str) -> None:
+def test_a_compiled_call_gives_the_words_and_compiles_when_it_is_right_again(case: str, dynamic: bool) -> None:
     call, _, words = CASES[case]
     with pytest.raises(Exception) as caught:  # noqa: PT011  # Dynamo wraps what the call raises
-        torch.compile(call, backend="eager")()
+        torch.compile(call, backend="eager", dynamic=dynamic)()
     for word in words:
         assert word in str(caught.value)
     function = call.__code__.co_names[0]
     if function in RIGHT:
-        RIGHT[function](torch.compile(globals()[function], backend="eager", fullgraph=True))
+        RIGHT[function](torch.compile(globals()[function], backend="eager", fullgraph=True, dynamic=dynamic))
+
+
+def test_a_wrong_call_between_right_ones_costs_no_graph() -> None:
+    graphs = []
+    call = torch.compile(lambda x, weight: gn(x, 2, weight), backend=lambda graph, _: graphs.append(graph) or graph)
+    for batch in (2, 3, 4):
+        call(IMAGE[:1].expand(batch, 8, 4, 4), C)
+    made = len(graphs)
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match=r"weight has shape \(8,\); expected \(7,\)"):
+        call(IMAGE[:, :7], C)
+    call(IMAGE[:1].expand(5, 8, 4, 4), C)
+    assert len(graphs) == made
 
 
 # A call of a tensor that may be of any class, by the name under which its errors speak of the tensor.

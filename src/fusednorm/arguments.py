@@ -19,7 +19,7 @@ from fusednorm.formats import FORMATS
 from fusednorm.norm import ROW_FAMILIES, Norm
 from fusednorm.operands import BackwardOperands, Operands, Sums
 from fusednorm.problem import gate_shape
-from fusednorm.refusal import refusal
+from fusednorm.refusal import refusal, sizes
 
 _STRIDED = torch.strided
 _DTYPE_NAMES = "float64, float32, float16 or bfloat16"
@@ -33,7 +33,7 @@ def check_input(function: str, input: Tensor, minimum_rank: int, name: str = "in
         _refuse_storage(function, name, input)
     if input.dim() < minimum_rank:
         raise refusal(
-            f"{function}: {name} has shape {tuple(input.shape)} of rank {input.dim()}; expected rank {minimum_rank} or "
+            f"{function}: {name} has shape {sizes(input.shape)} of rank {input.dim()}; expected rank {minimum_rank} or "
             f"more, as (N, C) or (N, C, *); add the missing dimensions, e.g. input.unsqueeze(0)"
         )
 
@@ -84,8 +84,8 @@ def check_parameter(
     _check_tensor(function, name, value)
     if value.shape != shape:
         raise refusal(
-            f"{function}: {name} has shape {tuple(value.shape)}; expected {tuple(shape)}, {meaning} of an "
-            f"input of shape {tuple(input.shape)}{_shape_remedy(name, value, shape)}"
+            f"{function}: {name} has shape {sizes(value.shape)}; expected {sizes(shape)}, {meaning} of an "
+            f"input of shape {sizes(input.shape)}{_shape_remedy(name, value, shape)}"
         )
     _check_device(function, name, value, input)
 
@@ -117,7 +117,7 @@ def _fits(value: Tensor, shape: Sequence[int], device: torch.device) -> bool:
 
 def _shape_remedy(name: str, value: Tensor, shape: Sequence[int]) -> str:
     if value.numel() == prod(shape):
-        return f"; reshape it, e.g. {name}.reshape({tuple(shape)})"
+        return f"; reshape it, e.g. {name}.reshape({sizes(shape)})"
     return "; build it for this number of channels" if len(shape) == 1 else ""
 
 
@@ -190,7 +190,7 @@ def check_divisor(function: str, input: Tensor, channels: int, num_groups: int) 
         raise refusal(f"{function}: num_groups is {num_groups}; expected at least 1")
     if channels % num_groups:
         raise refusal(
-            f"{function}: the {channels} channels of an input of shape {tuple(input.shape)} cannot be divided into "
+            f"{function}: the {channels} channels of an input of shape {sizes(input.shape)} cannot be divided into "
             f"num_groups={num_groups} equal groups; choose a divisor of {channels}"
             + (", and check channel_dim" if input.dim() > 2 else "")
         )
@@ -206,7 +206,7 @@ def check_positions(function: str, input: Tensor, channel_dim: int) -> int:
 
 def refuse_one_element(function: str, input: Tensor, what: str) -> NoReturn:
     raise refusal(
-        f"{function}: input of shape {tuple(input.shape)} has 1 element for each {what}, so its variance is 0; "
+        f"{function}: input of shape {sizes(input.shape)} has 1 element for each {what}, so its variance is 0; "
         "expected more than 1; use more samples or a larger input, or evaluation mode where the family has one"
     )
 
@@ -240,13 +240,13 @@ def check_normalized(
         num_dims = 0
         if shape != input.shape[1:2]:
             raise refusal(
-                f"{function}: normalized_shape is {shape} for an input of shape {tuple(input.shape)} with "
+                f"{function}: normalized_shape is {sizes(shape)} for an input of shape {sizes(input.shape)} with "
                 f"channel_dim=1; expected the size of its dimension 1, ({input.shape[1]},)"
             )
     elif not num_dims or num_dims > input.dim() or input.shape[-num_dims:] != shape:
         raise refusal(
-            f"{function}: normalized_shape is {shape} for an input of shape {tuple(input.shape)}; expected the "
-            f"sizes of its last dimensions, such as {tuple(input.shape[-max(num_dims, 1) :])}"
+            f"{function}: normalized_shape is {sizes(shape)} for an input of shape {sizes(input.shape)}; expected the "
+            f"sizes of its last dimensions, such as {sizes(input.shape[-max(num_dims, 1) :])}"
         )
     if weight is not None and not _fits(weight, shape, device):
         check_parameter(function, "weight", weight, shape, input, "the normalized_shape")
@@ -268,8 +268,8 @@ def check_modulation(function: str, name: str, value: Tensor, input: Tensor, lea
         shape = *(1,) * (rank - len(shape)), *shape
     if len(shape) != rank or any(one != 1 and one != size for one, size in zip(shape, input.shape, strict=True)):
         raise refusal(
-            f"{function}: {name} has shape {tuple(value.shape)}; expected one that broadcasts against an input of "
-            f"shape {tuple(input.shape)}, of two dimensions the first and the last, such as "
+            f"{function}: {name} has shape {sizes(value.shape)}; expected one that broadcasts against an input of "
+            f"shape {sizes(input.shape)}, of two dimensions the first and the last, such as "
             f"({input.shape[0]}, {input.shape[-1]})"
         )
     _check_device(function, name, value, input)
@@ -346,8 +346,11 @@ def check_sums(function: str, norm: Norm, input: Tensor, sums: Sums) -> None:
         channels = (input.shape[0], input.shape[norm.channel_axis])
         _check_tensor(function, "pre_add", pre_add)
         small = not norm.row_family and pre_add.shape == channels
-        meaning = "the shape" if norm.row_family else f"the shape, or (N, C) = {channels} for one number per channel,"
-        check_parameter(function, "pre_add", pre_add, channels if small else input.shape, input, meaning)
+        if not (small and _fits(pre_add, channels, input.device)):
+            meaning = "the shape"
+            if not norm.row_family:
+                meaning = f"the shape, or (N, C) = {sizes(channels)} for one number per channel,"
+            check_parameter(function, "pre_add", pre_add, channels if small else input.shape, input, meaning)
     check_parameter(function, "post_add", post_add, input.shape, input, "the shape")
     if gate is not None:
         _check_gate(function, norm, input, gate)
@@ -358,8 +361,8 @@ def _check_gate(function: str, norm: Norm, input: Tensor, gate: Tensor) -> None:
     if gate_shape(input.shape, norm.channel_axis, gate.shape) is None:
         pair = (input.shape[0], input.shape[norm.channel_axis])
         raise refusal(
-            f"{function}: pre_gate has shape {tuple(gate.shape)}; expected {pair}, a scalar tensor, or a shape that "
-            f"broadcasts against the input's {tuple(input.shape)}"
+            f"{function}: pre_gate has shape {sizes(gate.shape)}; expected {sizes(pair)}, a scalar tensor, or a shape "
+            f"that broadcasts against the input's {sizes(input.shape)}"
         )
     check_parameter(function, "pre_gate", gate, gate.shape, input, "a gate")
 
@@ -393,7 +396,7 @@ def check_out_scale(function: str, input: Tensor, out_scale: object) -> None:
         )
     if out_scale.numel() != 1:
         raise refusal(
-            f"{function}: out_scale has shape {tuple(out_scale.shape)}; expected one element, the scale of the whole "
+            f"{function}: out_scale has shape {sizes(out_scale.shape)}; expected one element, the scale of the whole "
             "output, or 'row' for a scale of each row, which is returned"
         )
     check_parameter(function, "out_scale", out_scale, out_scale.shape, input, "one element")

@@ -32,7 +32,7 @@ from fusednorm.distributed import SyncBatchNorm as SyncBatchNorm
 from fusednorm.distributed import convert_sync_batchnorm_ as convert_sync_batchnorm_
 from fusednorm.fused_module import ActivationLike, FusedBatchNorm, FusedModule
 from fusednorm.private.torch_names import InstanceNormBase, input_check, unbatched_rank
-from fusednorm.refusal import refusal
+from fusednorm.refusal import refusal, sizes
 from fusednorm.strides import contiguous, rows_lie_apart
 
 
@@ -418,11 +418,12 @@ class _FusedInstanceNorm(FusedModule, InstanceNormBase):
         return tuple(tensor.squeeze(0) for tensor in found) if return_sum else found.squeeze(0)
 
     def _refuse_channels(self, input: Tensor, axis: int) -> None:
+        wrong = self.affine or self.track_running_stats
         message = (
-            f"{type(self).__name__}: input of shape {tuple(input.shape)} has {input.size(axis)} channels in "
-            f"dimension {axis}; expected num_features={self.num_features}"
+            f"{type(self).__name__}: input of shape {(sizes if wrong else tuple)(input.shape)} has {input.size(axis)} "
+            f"channels in dimension {axis}; expected num_features={self.num_features}"
         )
-        if self.affine or self.track_running_stats:
+        if wrong:
             raise refusal(f"{message}; build the module for {input.size(axis)} channels, or check channel_dim")
         warnings.warn(f"{message}, which is not used because affine=False", stacklevel=3)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import index
+
 import torch
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -17,3 +20,8 @@ def refusal(words: str, kind: type[ValueError] | type[TypeError] = ValueError) -
     if _is_compiling():
         torch.ops.fusednorm.refuse(kind.__name__, words)
     return kind(words)
+
+
+def sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape in the words of an error: while Dynamo traces, of numbers, since it formats no tuple of symbols."""
+    return tuple(index(size) for size in shape)
