@@ -97,6 +97,8 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         lambda: ops.group_norm_backward_data(X, X, SCALARS, SCALARS, 2, C, C), ValueError, ("mean", "(2, 2)")),
     "rstd of another shape": (
         lambda: ops.rms_norm_backward(X, X, torch.ones(16), (4,), None), ValueError, ("rstd", "(16,)", "(16, 1)")),
+    "8 bits of a gradient": (
+        lambda: rms(GRAD, (8,), out_dtype=torch.int8, out_scale="row"), RuntimeError, ("out_dtype", "requires grad")),
     "channels of a module": (lambda: nn.GroupNorm(3, 8), ValueError, ("8", "3")),
     "groups of a module": (lambda: nn.GroupNorm(0, 8), ValueError, ("num_groups is 0",)),
     "activation of a module": (lambda: nn.LayerNorm(8, activation="mish"), ValueError, ("activation", "'mish'")),

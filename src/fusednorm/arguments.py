@@ -405,9 +405,10 @@ def check_out_scale(function: str, input: Tensor, out_scale: object) -> None:
 def check_forward_only(function: str, tensors: Sequence[Tensor | None]) -> None:
     """No tensor wants a gradient, which an output of 8 bits does not have."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(
+        raise refusal(
             f"{function}: out_dtype is given and a tensor requires grad; an 8-bit output has no backward; call under "
-            "torch.no_grad() or torch.inference_mode(), or pass detached tensors"
+            "torch.no_grad() or torch.inference_mode(), or pass detached tensors",
+            RuntimeError,
         )
 
 

@@ -20,6 +20,7 @@ from fusednorm.norm import Norm
 from fusednorm.op_arguments import backward_norm, forward_norm
 from fusednorm.op_results import FiveTensors, FourTensors, empty_gradients, empty_results, five_tensors, four_tensors
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results
+from fusednorm.refusal import KINDS
 
 FORWARD, BACKWARD = "fusednorm::norm_forward", "fusednorm::norm_backward"
 
@@ -74,7 +75,7 @@ def _backward_kernel(*arguments: Any) -> FiveTensors:
 
 def _refuse(kind: str, words: str) -> None:
     """Raise the error of a call that is compiled, see ``refusal``."""
-    raise {"ValueError": ValueError, "TypeError": TypeError}[kind](words)
+    raise KINDS[kind](words)
 
 
 library.impl("norm_forward", _forward_kernel, "CompositeExplicitAutograd")

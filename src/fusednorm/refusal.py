@@ -8,9 +8,11 @@ from operator import index
 import torch
 
 _is_compiling = torch.compiler.is_dynamo_compiling
+Kind = type[ValueError] | type[TypeError] | type[RuntimeError]
+KINDS: dict[str, Kind] = {kind.__name__: kind for kind in (ValueError, TypeError, RuntimeError)}
 
 
-def refusal(words: str, kind: type[ValueError] | type[TypeError] = ValueError) -> Exception:
+def refusal(words: str, kind: Kind = ValueError) -> Exception:
     """The error of a call, to raise. While Dynamo traces, an op raises it in place of the caller, and the compilation
     ends with TorchRuntimeError and these words, as it does for errors of torch's operators.
 
