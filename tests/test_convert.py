@@ -229,8 +229,19 @@ def test_constants_of_a_class_stay_in_the_norm() -> None:
     assert set(vars(model.norm)) == before
 
 
+def buffered() -> nn.Module:
+    norm = nn.LayerNorm(4)
+    norm.register_buffer("channel_dim", torch.zeros(1))
+    return norm
+
+
 @pytest.mark.parametrize(
-    ("norm", "what"), [(Acting(4), "a constant 'activation'"), (ActingByItself(4), "an attribute 'activation'")]
+    ("norm", "what"),
+    [
+        (Acting(4), "a constant 'activation'"),
+        (ActingByItself(4), "an attribute 'activation'"),
+        (buffered(), "an attribute 'channel_dim'"),
+    ],
 )
 def test_a_name_that_fusednorm_reads_too(norm: nn.Module, what: str) -> None:
     model, kind = nn.Sequential(norm), type(norm)
@@ -342,6 +353,15 @@ def test_the_filter_decides_for_each_norm() -> None:
     assert type(model[3]) is nn.SiLU
 
 
+@pytest.mark.parametrize("wanted", ["0", "1"])
+def test_the_filter_has_to_want_a_shared_norm_at_each_of_its_paths(wanted: str) -> None:
+    norm = nn.GroupNorm(4, 8)
+    model = nn.Sequential(norm, norm)
+    report = converted(model, torch.randn(IMAGE), filter_fn=lambda path, _: path == wanted)
+    assert left(report) == {"0": "filter_fn says no"}
+    assert type(norm) is nn.GroupNorm
+
+
 def refused() -> dict[str, nn.Module]:
     compiled = nn.Sequential(nn.GroupNorm(4, 8))
     compiled[0].compile(backend="eager")
@@ -370,6 +390,11 @@ def test_wrapped_and_compiled_models_are_refused(function: Any) -> None:
         assert [type(module) for module in model.modules()] == kinds
     with pytest.raises(TypeError, match="model is a list; expected a torch"):
         function([])
+
+
+def test_a_programs_own_class_may_have_the_name_of_a_wrapper() -> None:
+    model = wrapper("FSDPModule", "models.torch")
+    assert len(fusednorm.convert_(model).converted) == 1
 
 
 def test_a_filter_that_is_no_function() -> None:
