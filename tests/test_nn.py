@@ -176,6 +176,20 @@ def test_instance_norm_tracks_as_torchs(name: str) -> None:
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
 
 
+@pytest.mark.parametrize("changed", [{"momentum": None}, {"track_running_stats": False}], ids=str)
+def test_instance_norm_that_stops_tracking_keeps_its_buffers(changed: dict[str, Any]) -> None:
+    """A momentum of None is no cumulative average, but a share of 0, as in torch."""
+    ours, theirs = pair("InstanceNorm2d", 8, track_running_stats=True)
+    theirs.running_mean.normal_()
+    ours.load_state_dict(theirs.state_dict())
+    for module in (ours, theirs):
+        vars(module).update(changed)
+    x = torch.randn(4, 8, 3, 3)
+    for training in (False, True):
+        torch.testing.assert_close(ours.train(training)(x), theirs.train(training)(x))
+        torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
 @pytest.mark.parametrize("channel_dim", [1, -1])
 @pytest.mark.parametrize("name", INSTANCE)
 def test_instance_norm_of_one_sample_without_its_dimension(name: str, channel_dim: int) -> None:
@@ -232,8 +246,9 @@ def test_instance_norm_of_other_channels() -> None:
     with pytest.warns(UserWarning, match="expected num_features=8"):
         output = nn.InstanceNorm1d(8)(x)
     torch.testing.assert_close(output, F.instance_norm(x))
-    with pytest.raises(ValueError, match="4 channels in dimension 1; expected num_features=8"):
-        nn.InstanceNorm1d(8, affine=True)(x)
+    for keywords in ({"affine": True}, {"track_running_stats": True}):
+        with pytest.raises(ValueError, match="4 channels in dimension 1; expected num_features=8"):
+            nn.InstanceNorm1d(8, **keywords)(x)
 
 
 @pytest.mark.parametrize("name", [*BATCH, *INSTANCE])
@@ -292,4 +307,5 @@ def test_rows_side_by_side_keep_their_order() -> None:
     image = torch.randn(2, 8, 4, 4)
     assert nn.LayerNorm2d(8)(image).stride() == image.stride()
     channels_last = image.to(memory_format=torch.channels_last)
-    assert nn.LayerNorm2d(8)(channels_last).stride() == channels_last.stride()
+    for norm in (nn.LayerNorm2d(8), nn.RMSNorm(8, channel_dim=1)):
+        assert norm(channels_last).stride() == channels_last.stride()
