@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -173,6 +174,17 @@ def test_a_file_that_changes_is_read_anew_where_it_is_opened_again(file: Path, m
     assert configs == [Slabs(32768), Slabs(131072)]
 
 
+def test_a_file_that_is_written_in_place_is_another_one_by_its_size_and_by_its_time(file: Path) -> None:
+    before, status = tuning.opened(file), file.stat()
+    file.write_bytes(file.read_bytes() + b"\n")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    longer = tuning.opened(file)
+    os.utime(file, ns=(0, 0))
+    later = tuning.opened(file)
+    assert len({before, longer, later}) == 3
+    assert tuning.opened(file) is later
+
+
 @pytest.mark.parametrize("outer_is_tuned", [True, False])
 def test_an_instance_that_is_asked_for_by_name_runs_in_a_tuned_context_too(file: Path, outer_is_tuned: bool) -> None:
     tuned, named = (lambda: fusednorm.use_tuned(file)), (lambda: fusednorm.use_instance("cpu.slabs_split"))
@@ -265,6 +277,12 @@ def text(content: str | bytes) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(content if isinstance(content, bytes) else content.encode()) and None
 
 
+def number(name: str, digits: str) -> Callable[[Path], None]:
+    """Digits that json reads and does not write, such as those of a number that is infinite as a float."""
+    pattern = rf'(?<="{name}": )[\d.]+'
+    return lambda path: path.write_text(re.sub(pattern, digits, path.read_text())) and None
+
+
 CHANGES = [
     *FILE_CHANGES,
     pytest.param(Path.unlink, "there is no such file", id="missing"),
@@ -289,6 +307,9 @@ CHANGES = [
     pytest.param(of_choice(ms=float("inf")), "Infinity is no number", id="infinity"),
     pytest.param(of_choice(ms=True), "damaged", id="a time of a wrong type"),
     pytest.param(of_choice(ms=-1.0), "times of", id="a negative time"),
+    pytest.param(of_choice(default_ms=0.0), "times of", id="a default's time of nothing"),
+    pytest.param(number("ms", "1e999"), "times of", id="a time beyond all numbers"),
+    pytest.param(number("default_ms", "1e999"), "times of", id="a default's time beyond all numbers"),
     pytest.param(of_choice(config=[1]), "damaged", id="a configuration of a wrong type"),
     pytest.param(of_choice(config={"elements": 7}), "has no such configuration", id="unknown configuration"),
     pytest.param(of_choice(config={"elements": "32768"}), "has no such configuration", id="a text for a number"),
