@@ -21,6 +21,7 @@ from torch import Tensor
 import fusednorm
 from fusednorm import nn
 from fusednorm.distributed import SyncBatchNorm, convert_sync_batchnorm_
+from fusednorm.distributed.batch_norm import _reads_counts
 from fusednorm.distributed.moments import merge_in_order, moments_of
 from fusednorm.tolerance import judge, offset_of
 
@@ -320,6 +321,13 @@ def test_a_merge_of_parts_is_the_whole() -> None:
     torch.testing.assert_close(moments.unbiased_var(), everything.var(0))
 
 
+def test_a_rank_of_a_gpu_reads_the_counts_where_it_has_one_element_or_none() -> None:
+    """The whole may have one element then, which every rank refuses."""
+    for samples, reads in ((0, True), (1, True), (2, False)):
+        assert _reads_counts(torch.empty(samples, 8, device="meta"), 8) is reads
+        assert _reads_counts(torch.empty(samples, 8), 8)
+
+
 def test_a_model_is_converted_in_place() -> None:
     shared = torch.nn.BatchNorm2d(4)
     model = torch.nn.Sequential(
@@ -344,6 +352,8 @@ def test_the_model_itself_is_converted() -> None:
     assert nn.SyncBatchNorm.convert_sync_batchnorm(module, "group") is module
     assert type(module) is nn.SyncBatchNorm
     assert module.process_group == "group"
+    other = torch.nn.SyncBatchNorm(4, process_group="its own")
+    assert convert_sync_batchnorm_(other, "given").process_group == "given"
 
 
 class Special(torch.nn.BatchNorm2d):

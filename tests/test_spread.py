@@ -400,6 +400,17 @@ def test_calls_of_a_kind_agree_once_where_a_header_would_wait(monkeypatch: pytes
     assert sent == [4, 4, 4, 5]
 
 
+def test_one_element_is_refused_where_the_sizes_of_the_others_are_not_known() -> None:
+    """A rank with more than one element under a statistic has nothing to look at."""
+    assert sharding.refusing_one_element("alone", "group", Units(6, group_channels=2), torch.empty(1, 6), None) is None
+    inspect = sharding.refusing_one_element("alone", "group", Units(6), torch.empty(1, 6), None)
+    assert inspect is not None
+    counts = [torch.tensor([[0.0, count], [0.0, other]]) for count, other in ((0, 0), (1, 1), (1, 0))]
+    assert [inspect(each) for each in counts[:2]] == [False, True]
+    with pytest.raises(ValueError, match="have 1 element for each group together"):
+        inspect(counts[2])
+
+
 def test_the_examples_in_the_docstrings() -> None:
     results = doctest.testmod(distributed.functional, extraglobs={"torch": torch})
     assert results.attempted >= 10
