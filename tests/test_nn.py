@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -298,6 +299,16 @@ def test_outputs_of_tokens_of_an_image_are_contiguous_as_torchs(name: str) -> No
         compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
         assert compiled(x).is_contiguous()
         torch.testing.assert_close(compiled(x), ours(x))
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_nested_rows_that_lie_apart_are_refused_in_our_words(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # nested tensors of torch.strided are a prototype
+        nested = torch.nested.nested_tensor([torch.randn(8, 4), torch.randn(8, 3)]).transpose(1, 2)
+    assert not nested.is_contiguous()
+    with pytest.raises(TypeError, match="is a nested tensor; expected a dense one"):
+        getattr(nn, name)(8)(nested)
 
 
 def test_rows_side_by_side_keep_their_order() -> None:

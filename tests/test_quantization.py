@@ -407,6 +407,8 @@ def test_the_op(out_scale: Tensor | None) -> None:
     torch.library.opcheck(op, (*given, "int8"))
     with pytest.raises(TypeError, match=r"expected one of torch\.float8_e4m3fn"):
         op(*given, "float6")
+    with pytest.raises(ValueError, match=r"norm_quantized: out_scale .*expected one element"):
+        op(*given[:5], torch.ones(4), *given[6:], "int8")
 
 
 def test_under_vmap() -> None:
