@@ -133,6 +133,16 @@ def test_gradients_of_single_examples(name: str, places: tuple[int, ...], refere
         assert not reference_calls
 
 
+@pytest.mark.parametrize("place", [1, 2, 3, 4], ids=["weight", "bias", "scale", "shift"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_parameters_gradients_of_single_examples(name: str, place: int) -> None:
+    gradients = grad(lambda *tensors: CALLS[name](*tensors).pow(3).sum(), (place,))
+    given = batches(0)
+    torch.testing.assert_close(
+        list(vmap(gradients, dims_of((0,)))(*given)), one_by_one(gradients, given, (0,)), rtol=1e-4, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_the_inputs_gradients_of_single_examples(name: str, reference_calls: list[str]) -> None:
     gradients = grad(lambda *tensors: CALLS[name](*tensors).square().sum())
