@@ -178,6 +178,10 @@ MACHINE = Machine("a cpu", 16, 16, "Linux", "a gpu", {"torch": "2"}, "abc", "-",
 TIMES = (("fusednorm", 0.1, 0.02, 0.11), ("eager", 0.4, 0.01, 0.44), ("compile", 0.2, 0.03, 0.3))
 
 
+#: The last size that is not large, and the first that is.
+LARGE = (64 * MB - 1, 64 * MB)
+
+
 def gpu_report() -> Report:
     """One tensor of 67 MB; fusednorm takes twice the copy's time, a half of compile's and a quarter of eager's."""
     common = Row(
@@ -208,7 +212,11 @@ def test_tables_of_a_gpu_have_its_columns() -> None:
     assert by_name["vs torch, least"] == "2.00×"
     assert (by_name["of copy, 64 MB up, least"], by_name["host us, most"]) == ("50%", "20")
     assert by_name["calls vs eager, least"] == "4.00×"
-    assert dict(zip(means.header, means.lines[2], strict=True))["peak memory, most"] == "1.50×"
+    both = dict(zip(means.header, means.lines[2], strict=True))
+    # Its times are those of whole calls already; a backward has no whole calls of its own.
+    assert (both["peak memory, most"], both["calls vs eager, least"]) == ("1.50×", "4.00×")
+    assert cases[1].call_speedup is None
+    assert [replace(cases[0], first=replace(cases[0].first, bytes=2 * size)).large for size in LARGE] == [False, True]
     assert "of copy, out=" not in means.header
     text = report_markdown([report], workloads=True)
     assert "a gpu, L2 60 MiB; 16 cores" in text
