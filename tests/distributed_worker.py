@@ -141,6 +141,11 @@ def errors(rank: int, world_size: int) -> dict[str, str]:
     found["changed"] = error_of(lambda: change_in_place(other, x))
     found["none again"] = error_of(lambda: module(x))
     found["updates"] = str(int(module.num_batches_tracked))
+    counted = SyncBatchNorm(CHANNELS)
+    counted.running_mean = counted.running_var = None
+    for _ in range(3):
+        counted(x)
+    found["updates of nothing"] = str(int(counted.num_batches_tracked))
     found["one element"] = error_of(lambda: module(torch.randn(int(last), CHANNELS)))
     found["no element"] = error_of(lambda: module(torch.randn(0, CHANNELS)))
     if world_size == 2:  # the first operator on meta loads sympy, as torch.compile does

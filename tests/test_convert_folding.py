@@ -281,6 +281,28 @@ def test_sums_in_every_form() -> None:
     }
 
 
+class RunsWithoutIt(nn.Module):
+    """A statement between norm and sum that runs because its attribute is None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(8, 8, 1), nn.GroupNorm(4, 8), nn.SiLU()
+        self.scale: nn.Module | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.conv(x))
+        if self.scale is None:
+            y = y * 2
+        y = y + x
+        return self.act(y)
+
+
+def test_a_branch_that_runs_where_its_attribute_is_none_keeps_the_sum() -> None:
+    report = converted(RunsWithoutIt(), torch.randn(IMAGE))
+    assert not summed(report)
+    assert not fused(report)
+
+
 @pytest.mark.usefixtures("size")
 @pytest.mark.parametrize(("block", "norm"), [(Block, "bn2"), (Bottleneck, "bn3"), (UnetResBlock, "norm2")])
 def test_shortcuts_of_torchvision_timm_and_monai(block: Callable[[], nn.Module], norm: str) -> None:

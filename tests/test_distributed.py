@@ -265,6 +265,11 @@ def test_ranks_go_on_after_an_error(ranks: Found) -> None:
         assert found["errors"]["updates"] == "2"
 
 
+def test_calls_are_counted_without_running_statistics_too(ranks: Found) -> None:
+    for found in ranks:
+        assert found["errors"]["updates of nothing"] == "3"
+
+
 def test_one_element_in_all_inputs_is_an_error_on_every_rank(ranks: Found) -> None:
     for found in ranks:
         assert "ValueError: SyncBatchNorm: the inputs of all ranks have 1 element" in found["errors"]["one element"]

@@ -347,6 +347,19 @@ def test_running_statistics_that_no_kernel_takes_stay_where_there_are_no_element
     assert running.counter == 8
 
 
+@pytest.mark.parametrize(("samples", "moved"), [(0, 1.0), (2, 1.5)])
+def test_running_statistics_move_by_samples_where_a_rank_has_any(
+    samples: int, moved: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed.functional, "gather", lambda function, values, group: values.unsqueeze(0))
+    running_mean, running_var = torch.ones(2, 3)
+    averages = torch.full((2, 3), 2.0, dtype=torch.float64) * (samples > 0)
+    distributed.functional._move_by_samples(
+        "alone", None, torch.ones(samples, 3, 4), averages, running_mean, running_var, 0.5
+    )
+    assert running_mean.tolist() == running_var.tolist() == [moved] * 3
+
+
 def test_the_exchange_of_a_backward_runs_beside_a_pass_over_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
