@@ -281,6 +281,16 @@ def test_sums_in_every_form() -> None:
     }
 
 
+@pytest.mark.parametrize("hooked", [False, True])
+def test_what_hooks_may_hold_stays_before_what_may_change_it(hooked: bool) -> None:
+    """The norm would run behind the downsampling, and a hook of the convolution may have given it the norm's input."""
+    block = Block()
+    block.downsample = nn.Conv2d(8, 8, 1)
+    if hooked:
+        block.conv2.register_forward_hook(lambda module, inputs, output: None)
+    assert list(summed(converted(block, torch.randn(IMAGE)))) == ([] if hooked else ["bn2"])
+
+
 class RunsWithoutIt(nn.Module):
     """A statement between norm and sum that runs because its attribute is None."""
 

@@ -21,7 +21,7 @@ import fusednorm
 from fusednorm import distributed
 from fusednorm.distributed import sharding, synchronized
 from fusednorm.distributed.moments import Moments, Units, moments_of
-from fusednorm.distributed.whole import normalize_channels
+from fusednorm.distributed.whole import normalize_channels, with_summed_gradients
 from fusednorm.operands import Operands, Statistics
 from fusednorm.tolerance import judge, offset_of
 
@@ -345,6 +345,23 @@ def test_running_statistics_that_no_kernel_takes_stay_where_there_are_no_element
     torch.testing.assert_close(running.mean, torch.full((3,), mean))
     torch.testing.assert_close(running.var, torch.full((3,), var))
     assert running.counter == 8
+
+
+def test_gradients_of_16_bits_are_summed_before_they_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 rounds 1 + 2^-9 to 1, and has their difference."""
+    monkeypatch.setattr(
+        synchronized, "gather", lambda function, values, group: torch.stack((values, -torch.ones_like(values)))
+    )
+    weight, bias = torch.ones(2, 4, dtype=torch.bfloat16)
+    operands = Operands(torch.ones(3, 4, dtype=torch.bfloat16), weight.requires_grad_(), bias)
+    summed, kept, *_ = with_summed_gradients("alone", None, operands)
+    assert summed is not None
+    assert kept is bias
+    summed.backward(torch.full((4,), 1 + 2.0**-9).to(summed.dtype))
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0**-9] * 4
+    with torch.no_grad():
+        assert with_summed_gradients("alone", None, operands)[0] is weight
 
 
 @pytest.mark.parametrize(("samples", "moved"), [(0, 1.0), (2, 1.5)])
