@@ -282,6 +282,19 @@ def test_sums_in_every_form() -> None:
 
 
 @pytest.mark.parametrize("hooked", [False, True])
+def test_an_identity_with_hooks_sees_what_it_saw(hooked: bool) -> None:
+    identity, seen = nn.Identity(), []
+    if hooked:
+        identity.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model, x = nn.Sequential(nn.GroupNorm(4, 8), identity, nn.SiLU()), torch.randn(IMAGE)
+    expected = model[0](x)
+    assert list(fused(fusednorm.convert_(model))) == ([] if hooked else ["0"])
+    model(x)
+    for output in seen:
+        torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
 def test_what_hooks_may_hold_stays_before_what_may_change_it(hooked: bool) -> None:
     """The norm would run behind the downsampling, and a hook of the convolution may have given it the norm's input."""
     block = Block()
