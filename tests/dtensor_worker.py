@@ -143,6 +143,8 @@ def errors(mesh: DeviceMesh, rank: int, world_size: int) -> dict[str, str]:
         "distributed": error_of(lambda: fusednorm.distributed.group_norm(x, 3, shard_dim=2)),
         "rows": error_of(lambda: fusednorm.ops.layer_norm_forward(x, (4,), None, None, 1e-5)),
     }
+    some = DeviceMesh(mesh.device_type, list(range(world_size - 1)))
+    found["no member"] = group(distribute_tensor(whole, some, [Shard(2)], src_data_rank=None))
     impatient = DeviceMesh.from_group(dist.new_group(timeout=timedelta(seconds=1)), mesh.device_type)
     flat = init_device_mesh(mesh.device_type, (1, world_size))
     there = distribute_tensor(torch.ones(6), flat, [Replicate(), Replicate()], src_data_rank=None)

@@ -133,6 +133,7 @@ def test_parameters_of_fsdp_and_of_tokens_in_parts(folder: Path) -> None:
             "do not make the same call: rank 0: mesh_axes (2,); rank 1: mesh_axes (2,); rank 2: mesh_axes (3,)",
             "",
         ),
+        ("no member", "", "ValueError: group_norm: this process is no member of DeviceMesh("),
         ("no call", "RuntimeError: group_norm: the exchange with the other 2 processes of the group failed", "-"),
     ],
 )
