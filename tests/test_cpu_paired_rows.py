@@ -10,8 +10,12 @@ from cpu_support import faults, run, same_bits
 from torch import Tensor
 
 import fusednorm
-from fusednorm.backends.cpu.geometry import ROWS_FLUSHED
+from fusednorm.backends.cpu.geometry import PIECE, ROWS_FLUSHED
+from fusednorm.backends.cpu.instances import ROWS, Segments
 from fusednorm.bench.workloads import Workload, draw
+from fusednorm.norm import norm_of
+from fusednorm.operands import BackwardOperands
+from fusednorm.problems import backward_problem
 
 #: (family, shape, groups): rows as many and one more than the sums take at a time, rows of two groups, of samples with
 #: their own scale and shift, and fewer elements than pairs have.
@@ -55,6 +59,19 @@ def test_the_sums_of_both_rows_are_whole(rows: int) -> None:
     wide = dy.double()
     p, q = wide.mean(1, keepdim=True), (wide * signs).mean(1, keepdim=True)
     torch.testing.assert_close(exact[0].double(), wide - p - signs * q, rtol=0.0, atol=1e-5)
+
+
+def test_a_segment_that_begins_with_an_odd_row_is_summed_a_few_rows_at_a_time() -> None:
+    """Ones are lost in float32 beside 2^26, which the first of so many rows has."""
+    rows, length, large = 2 * (3 * ROWS_FLUSHED + 1), 2048, 2.0**26
+    dy, weight = torch.ones(rows, length), torch.ones(length)
+    dy[rows // 2] = large
+    x, mean, rstd = torch.randn(rows, length), torch.zeros(rows, 1), torch.ones(rows, 1)
+    operands = BackwardOperands(dy, x, mean, rstd, weight, torch.zeros(length))
+    plan: Any = ROWS.plan(backward_problem(norm_of("layer_norm", 1), operands), Segments(2))
+    assert plan.geometry[PIECE] == rows // 2
+    found = plan(operands, (False, False, True, False, False)).bias
+    assert (found - large >= rows - ROWS_FLUSHED - 8).all()  # float32 has a number in 8 there
 
 
 @pytest.mark.parametrize("row", [0, 1, ROWS_FLUSHED, 2 * ROWS_FLUSHED + 8])

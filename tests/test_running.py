@@ -114,6 +114,7 @@ SHUT: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], AbstractContext
     "dispatch mode": (dict, Dispatches),
     "strided": (lambda: {"running_var": torch.rand(16)[::2]}, nullcontext),
     "strided statistics": (lambda: {"mean": torch.rand(16)[::2]}, nullcontext),
+    "a strided variance": (lambda: {"var": torch.rand(16)[::2]}, nullcontext),
     "lazily negated": (lambda: {"running_mean": torch.zeros(8, dtype=torch.complex64).conj().imag}, nullcontext),
     "inference": (lambda: {"running_mean": _inference()}, torch.inference_mode),
     "requires grad": (lambda: {"running_mean": torch.rand(8, requires_grad=True)}, torch.no_grad),
@@ -135,6 +136,15 @@ def test_operators_move_others(moves: list[Any], name: str) -> None:
         wanted = before[key] + share * (statistic - before[key])
         torch.testing.assert_close(tensors[key].detach(), wanted)
     assert tensors["counter"].item() == 4
+
+
+@pytest.mark.parametrize("share", [0.1, torch.tensor(0.1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_operators_round_once(dtype: torch.dtype, share: float | Tensor) -> None:
+    buffer, statistic = torch.rand(300).to(dtype), torch.rand(300)
+    wanted = torch.lerp(buffer.float(), statistic, share).to(dtype)
+    running.move_running(buffer, statistic, share)
+    assert torch.equal(buffer, wanted)
 
 
 def test_one_buffer_for_both_moves_twice(moves: list[Any]) -> None:
