@@ -63,13 +63,16 @@ def test_a_constant_group(instance: str, value: float) -> None:
     assert faults(workload, inputs, results) == []
 
 
+@pytest.mark.parametrize("shape", [(257, 4), (257, 4, 2, 3)])
 @pytest.mark.parametrize("value", [0.3, -999.7, 1 / 3])
-def test_a_constant_channel_of_many_samples_in_float64(value: float) -> None:
-    """A shift keeps the samples apart: 257 statistics of one element each are combined."""
-    x = torch.full((257, 4), value, dtype=torch.float64)
+def test_a_constant_channel_of_many_samples_in_float64(value: float, shape: tuple[int, ...]) -> None:
+    """A shift keeps the samples apart: 257 statistics are combined, of points one element each."""
+    x = torch.full(shape, value, dtype=torch.float64)
+    if len(shape) == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
     shift = torch.zeros(257, 4, dtype=torch.float64)
     y, mean, _ = ops.batch_norm_training(x, None, None, None, None, 0.1, 1e-5, shift=shift)
-    assert torch.equal(mean, x[0])
+    assert torch.equal(mean, torch.full((4,), value, dtype=torch.float64))
     assert not y.any()
     for spoilt in (NAN, INF):
         x[100, 2] = spoilt

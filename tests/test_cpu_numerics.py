@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -259,6 +260,18 @@ def test_long_groups_of_single_positions_lose_no_digits_in_float64(instance: str
     centred = units - units.mean(2, keepdim=True)
     right = (centred / centred.square().mean(2, keepdim=True).sqrt()).view_as(x)
     torch.testing.assert_close(found, right, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("instance", ["cpu.slabs", "cpu.slabs_split"])
+def test_small_deviations_beside_large_ones_count_in_float64(instance: str) -> None:
+    """Two of 65536 channels deviate by 1, and any 512 others by so little that their squares, each time, round away."""
+    x = torch.full((1, 65536), (0.9 * 2.0**-52 / 512) ** 0.5, dtype=torch.float64)
+    x[:, :2] = 1.0
+    x[:, 1::2] *= -1
+    with fusednorm.use_instance(instance):
+        found = fusednorm.group_norm(x, 1, eps=0.0)
+    squares = sum(map(Fraction, x.square()[0].tolist()))
+    torch.testing.assert_close(found[0, 0].item(), float(65536 / squares) ** 0.5, rtol=1e-15, atol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])

@@ -34,6 +34,7 @@ from fusednorm.backends.hopper.plans.slabs import SlabsForward, SlabsSumForward 
 from fusednorm.backends.hopper.plans.waves import magic  # noqa: E402
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
 from fusednorm.backends.triton.launch import Launch  # noqa: E402
+from fusednorm.backends.triton.plans.sums import SumBackward, SumForward  # noqa: E402
 from fusednorm.backends.triton.plans.tiles import TilesSumBackward, TilesSumForward  # noqa: E402
 from fusednorm.choice import choose  # noqa: E402
 from fusednorm.instance import Plan  # noqa: E402
@@ -171,6 +172,12 @@ def before_activation(
         return replace(sum_backward_problem(norm, gradient, "backward", input, False), device="cuda")
     operands = Operands(input, parameter, parameter)
     return replace(sum_forward_problem(norm, operands, Sums(post_add=input), False), device="cuda")
+
+
+def apart(problem: Problem, **further: int) -> Problem:
+    """The problem with an input whose strides are so much longer."""
+    steps = {step: getattr(problem.layout, step) + more for step, more in further.items()}
+    return replace(problem, layout=replace(problem.layout, **steps))
 
 
 SHAPES = [
@@ -531,6 +538,8 @@ def test_the_sums_around_a_large_norm_are_fused(problem: Problem, expected: type
         (problem_of((2, 64, 64, 64), dtype=torch.float64), "float32"),
         (problem_of((2, 64, 64, 64), last=True), "channels_first"),
         (problem_of((2, 64, 31, 31)), "vectors of 16 bytes"),
+        (apart(problem_of((2, 64, 64, 64)), sample=4), "vectors of 16 bytes"),
+        (apart(problem_of((2, 64, 64, 64)), channel=8), "packed memory"),
         (replace(problem_of((2, 64, 64, 64)), device="cpu"), "runs on cuda"),
         (problem_of((1, 32, 4096, 4096)), "does not fit"),
         (problem_of((0, 32, 8, 8)), "no elements"),
@@ -556,6 +565,8 @@ def test_an_unsupported_problem_is_told_why(problem: Problem, words: str) -> Non
         (problem_of((2, 64, 8, 8), dtype=torch.float64, last=True), "float32"),
         (problem_of((2, 64, 8, 8)), "channels_last"),
         (problem_of((2, 36, 8, 8), 4, last=True), "16 bytes"),
+        (apart(problem_of((2, 64, 8, 8), last=True), sample=4), "16 bytes"),
+        (apart(problem_of((2, 64, 8, 8), last=True), spatial=4), "16 bytes"),
         (replace(problem_of((2, 64, 8, 8), last=True), device="cpu"), "runs on cuda"),
         (problem_of((1, 512, 512, 512), last=True), "does not fit"),
         (problem_of((2, 64, 8, 8), last=True, backward=True), "forward"),
@@ -577,6 +588,9 @@ def test_an_unsupported_norm_of_channels_last_is_told_why(problem: Problem, word
         (over_channels((2, 64, 4, 4), torch.float64), "float32"),
         (over_channels((2, 64, 4, 4), last=True), "channels_first"),
         (over_channels((2, 64, 5, 5)), "vectors of 16 bytes"),
+        (apart(over_channels((2, 64, 4, 4)), sample=4), "begin at 16 bytes"),
+        (apart(over_channels((2, 64, 4, 4)), channel=4), "begin at 16 bytes"),
+        (apart(over_channels((2, 64, 4, 4)), spatial=1), "begin at 16 bytes"),
         (replace(over_channels((2, 64, 4, 4)), device="cpu"), "runs on cuda"),
         (over_channels((2, 7000, 4, 4), torch.float32, backward=True), "do not fit"),
         (problem_of((2, 64, 64, 64)), "single positions"),
@@ -596,6 +610,8 @@ def test_an_unsupported_norm_over_channels_is_told_why(problem: Problem, words: 
     [
         (of_rows(9, 64, torch.float64), "float32"),
         (of_rows(9, 12289), "16 bytes"),
+        (apart(of_rows(9, 64), sample=4), "16 bytes"),
+        (apart(of_rows(9, 64), channel=1), "packed memory"),
         (replace(of_rows(9, 64), device="cpu"), "runs on cuda"),
         (of_rows(9, 16392), "do not fit"),
         (of_rows(0, 64), "no elements"),
@@ -956,9 +972,40 @@ def test_a_backward_goes_to_another_instance_as_well(monkeypatch: pytest.MonkeyP
     made.__dict__["other"] = lambda *arguments: calls.append(arguments) or Gradients(None, None, None, None, None)
     block = torch.zeros(72, dtype=torch.bfloat16)
     wanted = (True, False, False, False, False)
-    for grad_output, count in ((block[:64], 0), (block[2:66], 1)):
-        made(BackwardOperands(grad_output, block[:64], torch.zeros(1), torch.zeros(1)), wanted)
+    for grad_output, out, count in ((block[:64], None, 0), (block[2:66], None, 1), (block[:64], block[4:68], 2)):
+        made(BackwardOperands(grad_output, block[:64], torch.zeros(1), torch.zeros(1)), wanted, out)
         assert len(calls) == count
+
+
+@pytest.mark.parametrize("unaligned", ["input", "pre_add", "post_add", "out", "sum_out", None])
+def test_each_tensor_of_a_forward_with_sums_begins_at_16_bytes(
+    unaligned: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = 8, 128, 256, 256
+    plan = ResidentSumForward(summed(shape, pre_add=shape, post_add=shape), SMALL, PROCESSORS)
+    monkeypatch.setattr(SumForward, "__call__", lambda *arguments: "itself")
+    plan.__dict__["other"] = lambda *arguments: "the other"
+    block = torch.zeros(72, dtype=torch.bfloat16)
+    names = "input", "pre_add", "post_add", "out", "sum_out"
+    input, pre_add, post_add, *into = (block[4:68] if name == unaligned else block[:64] for name in names)
+    found = plan(Operands(input), Sums(pre_add=pre_add, post_add=post_add), True, *into)
+    assert found == ("itself" if unaligned is None else "the other")
+
+
+@pytest.mark.parametrize("unaligned", ["input", "grad_output", "behind", "grad_sum", "out", "post_out", None])
+def test_each_tensor_of_a_backward_with_sums_begins_at_16_bytes(
+    unaligned: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = ResidentSumBackward(before_activation((8, 128, 256, 256), backward=True), SMALL, PROCESSORS)
+    monkeypatch.setattr(SumBackward, "__call__", lambda *arguments: "itself")
+    plan.__dict__["other"] = lambda *arguments: "the other"
+    block, one = torch.zeros(72, dtype=torch.bfloat16), torch.zeros(1)
+    names = "input", "grad_output", "behind", "grad_sum", "out", "post_out"
+    tensors = [block[4:68] if name == unaligned else block[:64] for name in names]
+    input, grad_output, behind, grad_sum, *into = tensors
+    operands, wanted = BackwardOperands(grad_output, input, one, one), (True, False, False, False, False)
+    found = plan(operands, wanted, behind, grad_sum, None, *into)
+    assert found == ("itself" if unaligned is None else "the other")
 
 
 def test_other_errors_of_a_launch_reach_the_caller(plan: ResidentForward, monkeypatch: pytest.MonkeyPatch) -> None:
