@@ -176,6 +176,17 @@ def test_a_nan_with_a_payload_stays_a_nan(instance: str, dtype: str, activation:
     assert holds(results["grad_input"].isnan(), region)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_finite_numbers_whose_squares_are_infinite_have_an_infinite_variance(instance: str, dtype: str) -> None:
+    workload = small_workload(instance, dtype)
+    drawn = draw(workload)
+    large = drawn.input.new_tensor(torch.finfo(drawn.input.dtype).max).sqrt() * 1e3
+    results = forward(workload, replace(drawn, input=torch.copysign(large, drawn.input)), instance)
+    assert torch.equal(results["rstd"], torch.zeros_like(results["rstd"]))
+    assert results["output"].isfinite().all()
+
+
 @pytest.mark.parametrize("instance", INSTANCES)
 def test_what_exceeds_fp16_is_infinite(instance: str) -> None:
     """As in torch: values that round beyond the largest number, and only those, become infinite."""
