@@ -180,6 +180,15 @@ def apart(problem: Problem, **further: int) -> Problem:
     return replace(problem, layout=replace(problem.layout, **steps))
 
 
+def added_apart(problem: Problem, **further: int) -> Problem:
+    """The same with what is added before the norm."""
+    added = problem.added
+    assert added is not None
+    assert added.pre_layout is not None
+    before = apart(replace(problem, layout=added.pre_layout), **further).layout
+    return replace(problem, added=replace(added, pre_layout=before))
+
+
 SHAPES = [
     (1, 512, 256, 256), (32, 512, 64, 64), (2, 320, 128, 128), (1, 128, 1024, 1024), (8, 256, 100, 76), (3, 64, 8),
 ]  # fmt: skip
@@ -540,6 +549,7 @@ def test_the_sums_around_a_large_norm_are_fused(problem: Problem, expected: type
         (problem_of((2, 64, 31, 31)), "vectors of 16 bytes"),
         (apart(problem_of((2, 64, 64, 64)), sample=4), "vectors of 16 bytes"),
         (apart(problem_of((2, 64, 64, 64)), channel=8), "packed memory"),
+        (added_apart(summed((2, 64, 64, 64)), sample=4), "vectors of 16 bytes"),
         (replace(problem_of((2, 64, 64, 64)), device="cpu"), "runs on cuda"),
         (problem_of((1, 32, 4096, 4096)), "does not fit"),
         (problem_of((0, 32, 8, 8)), "no elements"),
@@ -567,6 +577,7 @@ def test_an_unsupported_problem_is_told_why(problem: Problem, words: str) -> Non
         (problem_of((2, 36, 8, 8), 4, last=True), "16 bytes"),
         (apart(problem_of((2, 64, 8, 8), last=True), sample=4), "16 bytes"),
         (apart(problem_of((2, 64, 8, 8), last=True), spatial=4), "16 bytes"),
+        (added_apart(summed((2, 64, 8, 8), last=True), sample=4), "16 bytes"),
         (replace(problem_of((2, 64, 8, 8), last=True), device="cpu"), "runs on cuda"),
         (problem_of((1, 512, 512, 512), last=True), "does not fit"),
         (problem_of((2, 64, 8, 8), last=True, backward=True), "forward"),
@@ -610,6 +621,7 @@ def test_an_unsupported_norm_over_channels_is_told_why(problem: Problem, words: 
     [
         (of_rows(9, 64, torch.float64), "float32"),
         (of_rows(9, 12289), "16 bytes"),
+        (of_rows(1, 63), "16 bytes"),
         (apart(of_rows(9, 64), sample=4), "16 bytes"),
         (apart(of_rows(9, 64), channel=1), "packed memory"),
         (replace(of_rows(9, 64), device="cpu"), "runs on cuda"),
