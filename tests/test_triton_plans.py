@@ -19,14 +19,22 @@ from triton_support import Made
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
 from fusednorm.backends.triton.config.tiles import passes_for, tiled
-from fusednorm.backends.triton.instances import HELD, ROWS, TILES, WHOLE
+from fusednorm.backends.triton.instances import COLUMNS, FLAT, HELD, MOST_HELD, ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
-from fusednorm.norm import Norm, norm_of
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.formats import Quantized
+from fusednorm.instance import Instance
+from fusednorm.norm import Family, Norm, norm_of
+from fusednorm.operands import BackwardOperands, Operands, Sums
 from fusednorm.private.triton_names import DEPENDENT_LAUNCH
 from fusednorm.problem import Problem
-from fusednorm.problems import backward_direction, backward_problem, forward_problem
+from fusednorm.problems import (
+    backward_direction,
+    backward_problem,
+    forward_problem,
+    sum_backward_problem,
+    sum_forward_problem,
+)
 
 # --- the samples of batch_norm as one ---
 
@@ -93,6 +101,75 @@ def test_rows_refuse_a_norm_that_returns_a_variance(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(instances, "_common", lambda problem: None)
     problem = forward_problem(norm_of("instance_norm"), Operands(torch.empty(3, 1, 1, device="meta")))
     assert "variance" in (ROWS.supports(problem) or "")
+
+
+def _forward(
+    family: Family,
+    shape: tuple[int, ...],
+    groups_or_dims: int = 0,
+    last: bool = False,
+    dtype: torch.dtype = torch.float32,
+    **of: Any,
+) -> Problem:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    x = x.to(memory_format=torch.channels_last) if last else x
+    return forward_problem(norm_of(family, groups_or_dims, **of), Operands(x))
+
+
+def _summed(family: Family, shape: tuple[int, ...], groups_or_dims: int = 0) -> Problem:
+    x = torch.empty(shape, device="meta")
+    sums = Sums(pre_add=x, post_add=x)
+    return sum_forward_problem(norm_of(family, groups_or_dims), Operands(x), sums, True)
+
+
+def _of_numbers(family: Family, shape: tuple[int, ...], groups_or_dims: int = 0) -> Problem:
+    """A backward that makes the gradient of a pre_add (N, C)."""
+    x = torch.empty(shape, device="meta")
+    operands = BackwardOperands(x, x, x, x)
+    return sum_backward_problem(norm_of(family, groups_or_dims), operands, "backward", None, False, grad_numbers=True)
+
+
+def _apart(problem: Problem, name: str = "layout", **further: int) -> Problem:
+    """The problem with one tensor's steps so much longer."""
+    of: Any = problem if name in ("layout", "output_layout") else problem.added
+    layout = getattr(of, name)
+    longer = replace(of, **{name: replace(layout, **{step: getattr(layout, step) + n for step, n in further.items()})})
+    return longer if of is problem else replace(problem, added=longer)
+
+
+@pytest.mark.parametrize(
+    ("instance", "problem", "words"),
+    [
+        (WHOLE, _apart(_forward("group_norm", (2, 8, 4, 4), 2), channel=8), "do not follow"),
+        (WHOLE, _apart(_forward("group_norm", (2, 8, 4, 4), 2), "output_layout", channel=8), "do not follow"),
+        (WHOLE, _apart(_summed("group_norm", (2, 8, 4, 4), 2), "pre_layout", channel=8), "do not follow"),
+        (WHOLE, _apart(_summed("group_norm", (2, 8, 4, 4), 2), "post_layout", channel=8), "do not follow"),
+        (ROWS, _apart(_forward("layer_norm", (5, 24), 1), channel=1), "do not follow"),
+        (ROWS, _apart(_forward("layer_norm", (5, 24), 1), "output_layout", channel=1), "do not follow"),
+        (ROWS, _apart(_summed("layer_norm", (5, 24), 1), "pre_layout", channel=1), "do not follow"),
+        (ROWS, _apart(_summed("layer_norm", (5, 24), 1), "post_layout", channel=1), "do not follow"),
+        (ROWS, _forward("group_norm", (5, 24), 3), "takes rows"),
+        (ROWS, _apart(_forward("instance_norm", (5, 24, 9)), sample=8), "takes rows"),
+        (ROWS, _apart(_forward("instance_norm", (5, 24, 9)), "output_layout", sample=8), "takes rows"),
+        (ROWS, _forward("instance_norm", (1, 8, 3, 3), last=True), "takes rows"),
+        (ROWS, replace(_forward("layer_norm", (5, 24), 1), quantized=Quantized("int8", True)), "until its scale"),
+        (TILES, replace(_forward("layer_norm", (5, 24), 1), quantized=Quantized("int8", False)), "8 bits"),
+        (HELD, replace(_forward("layer_norm", (5, 24), 1), quantized=Quantized("int8", False)), "8 bits"),
+        (COLUMNS, replace(_forward("layer_norm", (2, 8, 3, 3)), quantized=Quantized("int8", False)), "8 bits"),
+        (COLUMNS, _forward("layer_norm", (2, 8, 3, 3), training=False), "single positions"),
+        (FLAT, _forward("group_norm", (2, 8, 3, 3), 2, training=False), "the samples have their own"),
+        (HELD, _forward("instance_norm", (2, 3, MOST_HELD), dtype=torch.float64), "holds units"),
+        (HELD, _of_numbers("group_norm", (2, 8, 3, 3), 2), "no gradient of a number"),
+        (TILES, _of_numbers("batch_norm", (2, 8, 3, 3)), "no gradient of a number"),
+        (TILES, _batch_norm((1, 8)), "only the reference"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),
+)
+def test_an_unsupported_problem_is_told_why(
+    instance: Instance, problem: Problem, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_elsewhere", lambda problem: None)
+    assert words in (instance.supports(problem) or "")
 
 
 # --- statistics that nobody wants ---
