@@ -250,6 +250,41 @@ def test_an_operation_waits_for_what_it_adds() -> None:
     assert [one.label for one in graph.explain().operations] == ["relu", "groupnorm + add"]
 
 
+def test_a_shortcuts_gradient_in_the_workspace_has_memory_beside_that_of_dx() -> None:
+    """Both are results of one kernel, and dz is read when dx no longer is."""
+    graph = Graph(torch.float32)
+    x, r, dy = (graph.tensor(IMAGES, name=name) for name in ("x", "r", "dy"))
+    z, mean, rstd, _, _ = graph.batchnorm(x)
+    dz = graph.pointwise("silu_backward", dy, graph.pointwise("add", z, r))
+    dx = graph.batchnorm_backward(dz, x, None, mean, rstd)[0]
+    product = graph.pointwise("mul", dx, r).set_output().set_name("product")
+    graph.pointwise("mul", dz, product).set_output().set_name("of_dz")
+    pack = run(graph)
+    assert [one.label for one in graph.explain().operations] == [
+        "batchnorm + add", "batchnorm + silu_backward + batchnorm_backward", "mul", "mul_1",
+    ]  # fmt: skip
+    assert graph.verify(pack)
+
+
+def test_a_sum_in_the_workspace_has_memory_beside_what_is_read_after_it() -> None:
+    graph = Graph(torch.float32)
+    x, r, w = (graph.tensor(ROWS, name=name) for name in ("x", "r", "w"))
+    scale = graph.tensor(ROWS[-1:], name="scale")
+    other, _ = graph.rmsnorm(w, scale)
+    s = graph.pointwise("add", x, r)
+    z, _ = graph.rmsnorm(s, scale)
+    y, row_scale = graph.block_scale_quantize(z, dtype=torch.float8_e4m3fn)
+    y.set_output().set_name("y")
+    row_scale.set_output().set_name("row_scale")
+    product = graph.pointwise("mul", other, row_scale).set_output().set_name("product")
+    graph.pointwise("mul", s, product).set_output().set_name("of_sum")
+    pack = run(graph)
+    assert [one.label for one in graph.explain().operations] == [
+        "rmsnorm", "add + rmsnorm_1 + block_scale_quantize", "mul", "mul_1",
+    ]  # fmt: skip
+    assert graph.verify(pack)
+
+
 def test_a_factor_that_is_not_one_plus_a_scale_is_explained() -> None:
     graph = Graph(torch.float32)
     z, _, _ = graph.groupnorm(graph.tensor(IMAGES, name="x"), num_groups=2)
