@@ -203,6 +203,17 @@ class TestSameBits:
         assert _same(pack["y"], fusednorm.instance_norm(pack["x"], weight=scale, bias=bias))
 
 
+def test_a_given_inverse_deviation_of_large_numbers_is_the_kernels() -> None:
+    """The variance, 1e50, is beyond float32."""
+    graph = Graph(torch.float32)
+    x, mean, spread = graph.tensor((2, 8, 5, 6), name="x"), *(graph.tensor((8,), name=one) for one in ("mean", "rstd"))
+    graph.batchnorm_inference(x, mean, inv_variance=spread).set_output().set_name("y")
+    values = 1e25 * torch.randn(2, 8, 5, 6)
+    pack = {"x": values, "mean": torch.zeros(8), "rstd": torch.full((8,), 1e-25), "y": torch.empty_like(values)}
+    graph.build().execute(pack)
+    torch.testing.assert_close(pack["y"], values * 1e-25)
+
+
 def test_parts_of_a_backward_are_the_kernels_of_parts() -> None:
     pack = run(described("groupnorm_backward_data"))
     statistics = [pack["mean"], pack["inv_variance"]]
