@@ -212,6 +212,15 @@ def test_a_sum_that_the_kernel_would_round_is_not_fused() -> None:
     assert graph.verify(pack)
 
 
+def test_a_product_wider_than_the_kernels_registers_is_not_fused() -> None:
+    graph = modulated()
+    graph.nodes[2].outputs["y"].set_name("product").set_dtype(torch.float64)
+    pack = run(graph)
+    reasons = [remark.reason for remark in graph.explain().not_fused]
+    assert "product is declared float64, and the kernel's registers hold float32" in reasons
+    assert graph.verify(pack)
+
+
 def test_a_residual_that_is_the_sum_itself_is_added_behind() -> None:
     graph = Graph(torch.float32)
     s = graph.pointwise("add", graph.tensor(ROWS, name="x"), graph.tensor(ROWS, name="r"))
@@ -312,6 +321,15 @@ def test_eight_bits_are_outputs_of_quantizing_nodes_alone() -> None:
     graph.nodes[-1].outputs["y"].set_dtype("int8")
     with pytest.raises(InvalidGraphError, match="it is int8; expected float8_e4m3fn; leave its dtype out"):
         graph.build()
+
+
+def test_what_is_added_behind_a_norm_is_not_quantized_with_it() -> None:
+    graph = Graph(torch.float32)
+    x, r = (graph.tensor(ROWS, name=name) for name in ("x", "r"))
+    z, _ = graph.rmsnorm(x, graph.tensor(ROWS[-1:], name="scale"))
+    graph.quantize(graph.pointwise("add", z, r), graph.tensor(value=0.02), dtype="int8").set_output().set_name("y")
+    assert [one.label for one in graph.build().explain().operations] == ["rmsnorm + add", "quantize"]
+    assert graph.verify(run(graph))
 
 
 def test_a_norm_that_keeps_its_statistics_is_quantized_by_a_node_of_its_own() -> None:
