@@ -73,6 +73,15 @@ def test_samples_with_a_gap_between_them_stay_apart(name: str) -> None:
     assert apart.folded is apart
 
 
+@pytest.mark.parametrize("name", ["layout", "output_layout", "grad_layout"])
+def test_planes_with_a_gap_between_them_make_no_rows(name: str) -> None:
+    """In any of the three tensors."""
+    problem = _batch_norm((4, 8, 5))
+    layout = getattr(problem, name)
+    assert problem.spread is not None
+    assert replace(problem, **{name: replace(layout, channel=layout.channel + 8)}).spread is None
+
+
 def test_tiles_are_those_of_the_view_that_the_plan_takes() -> None:
     """Samples that follow one another share a program's tiles; samples apart have programs of their own."""
     problem = _batch_norm((64, 8, 5, 6))
