@@ -290,10 +290,11 @@ def test_gradients_of_the_parameters_alone_from_an_input_that_is_copied() -> Non
     assert all(same_bits(part, gradient) for part, gradient in zip(parts, whole[1:], strict=True))
 
 
-def test_results_of_an_input_that_is_copied_in_memory_of_the_caller() -> None:
+@pytest.mark.parametrize("instance", ["reference", "cpu.planes"])
+def test_results_of_an_input_that_is_copied_in_memory_of_the_caller(instance: str) -> None:
     x = torch.randn(8, 6, 5, 4).permute(3, 0, 1, 2)  # samples fastest
     norm, operands = norm_of("group_norm", 2), Operands(x)
-    plan = dispatch.make_plan(forward_problem(norm, operands), "reference")
+    plan = dispatch.make_plan(forward_problem(norm, operands), instance)
     right = plan(operands)
     out, mean_out, rstd_out = (torch.full_like(each, torch.nan) for each in (right.output, right.mean, right.rstd))
     found = plan(operands, False, out, mean_out, rstd_out)
@@ -303,7 +304,7 @@ def test_results_of_an_input_that_is_copied_in_memory_of_the_caller() -> None:
         assert result is given
         assert same_bits(given, expected)
     backward = BackwardOperands(torch.randn(x.shape), x, mean_out, rstd_out)
-    plan, wanted = dispatch.make_plan(backward_problem(norm, backward), "reference"), (True, *(False,) * 4)
+    plan, wanted = dispatch.make_plan(backward_problem(norm, backward), instance), (True, *(False,) * 4)
     assert plan(backward, wanted, out).input is out
     assert same_bits(out, plan(backward, wanted).input)
 
