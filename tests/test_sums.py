@@ -256,6 +256,13 @@ def test_a_sum_per_sample_and_channel(form: str, monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(found, run(x + t[:, None, None, :], *last, channel_dim=-1))
 
 
+def test_the_gradient_of_wider_numbers_is_not_rounded_to_the_inputs_dtype() -> None:
+    x, numbers = torch.randn(2, 8, 5, 6).bfloat16().requires_grad_(), torch.randn(2, 8, requires_grad=True)
+    y = fusednorm.group_norm(x, 2, pre_add=numbers, activation="silu")
+    of_x, of_numbers = torch.autograd.grad(y, (x, numbers), torch.randn_like(y))
+    torch.testing.assert_close(of_numbers, of_x.float().sum((2, 3)))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_operands_of_other_dtypes(form: str) -> None:
     names = ("pre_add", "pre_gate", "post_add")
