@@ -141,6 +141,7 @@ def errors(mesh: DeviceMesh, rank: int, world_size: int) -> dict[str, str]:
         "placement": group(distribute_tensor(whole, mesh, [Shard(2 + last)], src_data_rank=None)),
         "nothing": group(x),
         "distributed": error_of(lambda: fusednorm.distributed.group_norm(x, 3, shard_dim=2)),
+        "function": error_of(lambda: (fusednorm.rms_norm if last else fusednorm.layer_norm)(x, (6, 4), eps=1e-5)),
         "rows": error_of(lambda: fusednorm.ops.layer_norm_forward(x, (4,), None, None, 1e-5)),
     }
     some = DeviceMesh(mesh.device_type, list(range(world_size - 1)))

@@ -128,6 +128,11 @@ def errors(rank: int, world_size: int) -> dict[str, str]:
         "refused normalized_shape": error_of(
             lambda: distributed.rms_norm(x, (5, 4 * world_size) if last else (3, 4 * world_size), shard_dim=-1)
         ),
+        "function": error_of(
+            lambda: (distributed.rms_norm if last else distributed.layer_norm)(
+                x, (4 * world_size,), eps=1e-5, shard_dim=-1
+            )
+        ),
         "no shape": error_of(
             lambda: distributed.layer_norm(x, 4 * world_size if last else (4 * world_size,), shard_dim=-1)  # type: ignore[arg-type]
         ),

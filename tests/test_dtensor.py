@@ -129,6 +129,11 @@ def test_parameters_of_fsdp_and_of_tokens_in_parts(folder: Path) -> None:
         ("eps", "RuntimeError: group_norm: the ranks of the group do not make the same call: rank 0: eps 1e-05", ""),
         ("shape", "RuntimeError: group_norm: the ranks of the group do not make the same call: rank 0: shape (1,", ""),
         (
+            "function",
+            "do not make the same call: rank 0: function layer_norm; rank 1: function layer_norm; rank 2: f",
+            "",
+        ),
+        (
             "placement",
             "do not make the same call: rank 0: mesh_axes (2,); rank 1: mesh_axes (2,); rank 2: mesh_axes (3,)",
             "",

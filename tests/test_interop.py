@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.mkldnn import to_mkldnn
 
 import fusednorm
-from fusednorm import nn
+from fusednorm import interop, nn
 
 IMAGE = (2, 8, 3, 4)
 MODULES: dict[str, tuple[Callable[..., torch.nn.Module], tuple[int, ...]]] = {
@@ -341,6 +341,13 @@ def test_fuse_modules(rank: int, activation: str | None, followed: bool, trainin
     expected = ("ConvBn" if training else "Conv") + ("ReLU" if activation or followed else "") + f"{rank}d"
     assert type(fused[0]).__name__ == expected
     assert all(type(each) is torch.nn.Identity for each in fused[1:])
+
+
+def test_a_module_that_fusing_made_torchs_has_what_torchs_has() -> None:
+    plain = interop.as_torch(nn.BatchNorm2d(4, eps=1e-3, activation="relu"), torch.nn.BatchNorm2d)
+    assert type(plain) is torch.nn.BatchNorm2d
+    assert vars(plain).keys() == vars(torch.nn.BatchNorm2d(4)).keys()
+    assert plain.eps == 1e-3
 
 
 def test_fuse_modules_of_other_patterns() -> None:

@@ -208,6 +208,7 @@ def test_a_group_of_some_ranks_has_the_results_of_so_many_alone(folder: Path) ->
         ("grad", "gradients for nothing", "gradients for input"),
         ("shard_dim", "shape (2, 6, *, 4)", "shape (2, 6, 4, *)"),
         ("momentum", "momentum 0.1", "momentum 1.1"),
+        ("function", "function distributed.layer_norm", "function distributed.rms_norm"),
     ],
 )
 def test_ranks_that_disagree_all_say_so(ranks: Found, mistake: str, others: str, last: str) -> None:

@@ -142,7 +142,8 @@ def refuse_script(module: Any) -> NoReturn:
 def as_torch(module: nn.Module, kind: type[nn.Module]) -> nn.Module:
     """The same parameters, buffers and hooks as a module of torch's class, without the fused parts."""
     plain = kind.__new__(kind)
-    plain.__dict__ = {name: value for name, value in vars(module).items() if name not in ("activation", "channel_dim")}
+    own = "activation", "channel_dim", "_eps"
+    plain.__dict__ = {name: value for name, value in vars(module).items() if name not in own}
     return plain
 
 

@@ -27,9 +27,11 @@ def agree(
 ) -> list[int]:
     """Exchange headers once; the number ``own`` of every rank, in the order of the ranks.
 
-    ``facts`` is None on a rank that refuses its arguments. Raises RuntimeError on every rank where facts differ or a
-    rank refuses its arguments.
+    ``facts`` is None on a rank that refuses its arguments. Raises RuntimeError on every rank where functions or facts
+    differ or a rank refuses its arguments.
     """
+    if facts is not None:
+        facts = {"function": function, **facts}
     found = _decoded(gather(function, _encoded([facts, own], device), group))
     refusing = [rank for rank, (each, _) in enumerate(found) if each is None]
     if refusing:
