@@ -115,8 +115,8 @@ def test_error_names_the_argument_the_value_and_what_was_expected(case: str) -> 
         assert word in str(caught.value)
 
 
-#: Tensors that Dynamo does not trace.
-UNTRACED = "weight sparse", "quantized", "sparse", "nested"
+#: Tensors that Dynamo does not trace, and activations, whose errors know no torch.
+UNTRACED = "weight sparse", "quantized", "sparse", "nested", "unknown activation", "activation of another type"
 #: Calls that are right, of each function.
 RIGHT: dict[str, Callable[..., Any]] = {
     "gn": lambda compiled: compiled(X, 4),

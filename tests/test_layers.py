@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("op_results",),
     ("compiled",),
     ("inductor",),
+    ("refusal",),
     ("arguments",),
     ("modulation",),
     ("op_arguments",),

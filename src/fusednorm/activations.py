@@ -15,8 +15,6 @@ from numbers import Real
 from types import FunctionType
 from typing import Any
 
-from fusednorm.refusal import refusal
-
 # Minimax fits for the primitives of several backends, highest power first.
 # (tanh(z) / z - 1) / z**2 in z**2 for |z| < 0.625: in float32, and as a quotient in float64 (Cephes).
 TANH_32 = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
@@ -182,14 +180,14 @@ class Activation:
         formula = FORMULAS.get(name)
         if formula is None:
             known = ", ".join(sorted([*FORMULAS, *ALIASES]))
-            raise refusal(f"activation: {self.name!r} is unknown; expected None or one of {known}")
+            raise ValueError(f"activation: {self.name!r} is unknown; expected None or one of {known}")
         # torch.fx writes every field of an activation into a graph's code: 0.0 where there is no parameter.
         left_out = self.parameter is None or (isinstance(self.parameter, Real) and self.parameter == formula.default)
         if formula.parameter is None and not left_out:
-            raise refusal(f"activation: {name!r} takes no parameter, got {self.parameter!r}; leave it out")
+            raise ValueError(f"activation: {name!r} takes no parameter, got {self.parameter!r}; leave it out")
         parameter = formula.default if self.parameter is None else self.parameter
         if not isinstance(parameter, Real) or not isfinite(parameter):
-            raise refusal(f"activation: the parameter of {name!r} is {parameter!r}; expected a finite number")
+            raise ValueError(f"activation: the parameter of {name!r} is {parameter!r}; expected a finite number")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "parameter", float(parameter))
 
@@ -220,8 +218,7 @@ def resolve(activation: str | Activation | None) -> Activation | None:
     if activation is None or isinstance(activation, Activation):
         return activation
     if not isinstance(activation, str):
-        kind = type(activation).__name__
-        raise refusal(f"activation: expected None, a name or fusednorm.Activation, got {kind}", TypeError)
+        raise TypeError(f"activation: expected None, a name or fusednorm.Activation, got {type(activation).__name__}")
     found = _BY_NAME.get(activation)
     return Activation(activation) if found is None else found
 
