@@ -466,6 +466,8 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (over_batch((60, 64, 32, 32), backward=True), "triton.tiles"),
         (over_batch((60, 64, 32, 32), modulated=True), "triton.tiles"),
         (over_batch((45, 256, 28, 28)), "triton.tiles"),  # chunks of five tiles
+        (over_batch((100, 512, 16, 16), None), "triton.tiles"),  # several waves
+        (over_batch((60, 64, 32, 32), post_add=(60, 64, 32, 32)), "triton.tiles"),
         (over_batch((32, 64, 56, 56)), "triton.tiles"),  # longer planes
         (over_batch((8, 64, 64, 32)), "triton.held"),
         (over_batch((6, 48, 304, 300), "silu", torch.float16), "hopper.resident"),
