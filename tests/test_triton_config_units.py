@@ -1868,6 +1868,13 @@ def test_the_configurations_of_drawn_shapes_that_were_measured(
         (("layer_norm", 1, None, False), (166, 11442), torch.float16, False, "forward", WholeConfig(1, 16)),
         (("rms_norm", 1, None, False), (71435, 64), torch.bfloat16, False, "forward", WholeConfig(32, 2)),
         (("layer_norm", 1, None, False), (30000, 256), torch.float16, False, "forward", WholeConfig(8, 2)),
+        (("layer_norm", 1, None, False), (1500, 512), torch.bfloat16, False, "forward", WholeConfig(1, 1)),
+        (("rms_norm", 1, None, False), (700, 3300), torch.float32, False, "forward", WholeConfig(1, 4)),
+        (("rms_norm", 1, "silu", False), (3000, 3300), torch.float32, False, "forward", WholeConfig(1, 4)),
+        (("rms_norm", 1, "silu", False), (1000, 18900), torch.bfloat16, False,
+         "backward", ColumnsBackwardConfig(2048, 8, 264, 1024, 32, 4, 3)),
+        (("rms_norm", 1, None, False), (1000, 18904), torch.bfloat16, False,
+         "backward", ColumnsBackwardConfig(2048, 8, 264, 1024, 32, 4, 3)),
     ],
 )  # fmt: skip
 def test_the_configurations_beside_those_that_were_measured(
