@@ -10,6 +10,7 @@ import torch
 _is_compiling = torch.compiler.is_dynamo_compiling
 Kind = type[ValueError] | type[TypeError] | type[RuntimeError]
 KINDS: dict[str, Kind] = {kind.__name__: kind for kind in (ValueError, TypeError, RuntimeError)}
+_NAMES = {kind: name for name, kind in KINDS.items()}  # Dynamo of torch 2.11 takes no ``__name__`` of a builtin class
 
 
 def refusal(words: str, kind: Kind = ValueError) -> Exception:
@@ -20,7 +21,7 @@ def refusal(words: str, kind: Kind = ValueError) -> Exception:
     are right.
     """
     if _is_compiling():
-        torch.ops.fusednorm.refuse(kind.__name__, words)
+        torch.ops.fusednorm.refuse(_NAMES[kind], words)
     return kind(words)
 
 
