@@ -234,23 +234,29 @@ def held_units_forward(
         variance = total(b_x * b_x) / count
         mean = tl.zeros_like(variance)
     elif PIVOT:
-        begin = begin_of_units(o_n, o_place, x_steps, NEIGHBOURS, APART, ALIGN)
-        pivot = pivot_of(tl.load(p_x + begin, m_u, 0.0).to(dtype))
+        p_unit = p_x + begin_of_units(o_n, o_place, x_steps, NEIGHBOURS, APART, ALIGN)
+        if BLOCK_K == 1:
+            pivot = pivot_of(p_unit, rows, tl.full((), 1, tl.int64) * x_row, m_u, BLOCK_R, dtype)
+        elif APART:
+            pivot = pivot_of(p_unit, columns, tl.full((), 1, tl.int64) * x_sample, m_u, BLOCK_K, dtype)
+        else:
+            pivot = pivot_of(p_unit, columns, 1, m_u, BLOCK_K if BLOCK_R > 0 else 1, dtype)
         deviation = pivoted(b_x, of_units(pivot), mask, True)
         b_total, b_squares = totals((deviation, deviation * deviation))
         mean, m2 = pivoted_moments(pivot, b_total, b_squares, count)
         variance = m2 / count
+    elif p_x.dtype.element_ty.primitive_bitwidth > 16:  # as in held_moments
+        share = tl.full((), 1.0, dtype) / count
+        mean = total(b_x) * share
+        unit, inverse = unit_of(mean)
+        deviation = tl.where(mask, b_x - of_units(mean), 0.0) * of_units(inverse)
+        b_total, b_squares = totals((deviation, deviation * deviation))
+        mean, m2 = corrected(mean, unit, b_total, b_squares, share)
+        variance = m2 * share
     else:
         mean = mean_of(total(b_x), count)
         deviation = tl.where(mask, b_x - of_units(mean), 0.0)
-        if p_x.dtype.element_ty.primitive_bitwidth > 16:  # as in held_moments
-            unit, inverse = unit_of(mean)
-            deviation *= of_units(inverse)
-            b_total, b_squares = totals((deviation, deviation * deviation))
-            mean, m2 = corrected(mean, unit, b_total, b_squares, count)
-            variance = m2 / count
-        else:
-            variance = total(deviation * deviation) / count
+        variance = total(deviation * deviation) / count
     rstd = inverse_deviation(variance, eps)
     b_z = behind(normalized(b_x - of_units(mean), gain * of_units(rstd), offset), b_behind)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))

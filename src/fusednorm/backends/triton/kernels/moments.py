@@ -59,23 +59,32 @@ def mean_of(total, count):
 
 
 @triton.jit
-def corrected(centre, unit, total, squares, count):
-    """mean and M2 from the sums of deviations, and of their squares, about a mean that was rounded.
+def corrected(centre, unit, total, squares, share):
+    """mean and M2 from the sums of deviations, and of their squares, about a mean that was rounded; ``share`` is the
+    inverse of their count.
 
     Of equal numbers the deviations are that rounding, and their M2 is 0. A quarter of a million numbers of which one
     differs have more than ROUNDING of the squares.
     """
     ROUNDING: tl.constexpr = 2.0**-47 if centre.dtype == tl.float64 else 2.0**-18
-    step = total / count
+    step = total * share
     m2 = squares - total * step
     m2 = tl.where(m2 < squares * ROUNDING, 0.0, m2)  # a NaN stays, and an infinite M2
     return centre + step * unit, m2 * unit * unit
 
 
 @triton.jit
-def pivot_of(b):
-    """The element of a unit that its others are counted from, or 0 where their distance from it could be infinite."""
-    return tl.where(tl.abs(b) < 2.0**126, b, 0.0)
+def pivot_of(p_unit, length, step, m_unit, BLOCK: tl.constexpr, dtype: tl.constexpr):
+    """The element of each unit that its others are counted from: the middle one of the first three of ``length``, so
+    that it is no outlier among them, or 0 where the others' distance from it could be infinite. BLOCK: the power of two
+    that holds them, or 1."""
+    second = 1 if BLOCK >= 4 else tl.minimum(length - 1, 1)
+    third = 2 if BLOCK >= 4 else tl.minimum(length - 1, 2)
+    a = tl.load(p_unit, m_unit, 0.0).to(dtype)
+    b = tl.load(p_unit + second * step, m_unit, 0.0).to(dtype)
+    c = tl.load(p_unit + third * step, m_unit, 0.0).to(dtype)
+    middle = tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
+    return tl.where(tl.abs(middle) < 2.0**126, middle, 0.0)
 
 
 @triton.jit
@@ -90,7 +99,8 @@ def pivoted(b_x, pivot, mask, MASKED: tl.constexpr):
 def pivoted_moments(pivot, total, squares, count):
     """mean and M2 from the sums of deviations from an element, and of their squares. The element's squared distance
     from the mean is at most M2, and what is subtracted ``count`` times that, so M2's relative error is some ``count``
-    roundings of float32 at most. Of equal numbers the deviations are 0, and their mean is that number."""
+    roundings of float32 at most, and few where the element is no outlier. Of equal numbers the deviations are 0, and
+    their mean is that number."""
     inverse = 1.0 / count
     step = total * inverse
     m2 = squares - total * step
@@ -102,17 +112,20 @@ def pivoted_moments(pivot, total, squares, count):
 @triton.jit
 def held_moments(b_x, mask, b_end, m_end, count, MASKED: tl.constexpr, WIDE: tl.constexpr):
     """mean and M2 of a tile's rows, in registers, and of their ends, or None, which only rows of 16-bit elements have.
-    WIDE, for elements of more bits: the mean of the deviations corrects the rounding of the mean."""
+    WIDE, for elements of more bits: the mean of the deviations corrects the rounding of the mean, which then is the sum
+    times the inverse of the count. A quotient takes fifty instructions."""
     total = tl.sum(b_x, 1)
+    if WIDE:
+        share = tl.full((), 1.0, b_x.dtype) / count
+        mean = total * share
+        unit, inverse = unit_of(mean)
+        deviation = deviation_from(b_x, mean, mask, MASKED) * inverse[:, None]
+        total, squares = tl.reduce((deviation, deviation * deviation), 1, add_pair)
+        return corrected(mean, unit, total, squares, share)
     if b_end is not None:
         total += tl.sum(b_end, 1)
     mean = mean_of(total, count)
     deviation = deviation_from(b_x, mean, mask, MASKED)
-    if WIDE:
-        unit, inverse = unit_of(mean)
-        deviation *= inverse[:, None]
-        total, squares = tl.reduce((deviation, deviation * deviation), 1, add_pair)
-        return corrected(mean, unit, total, squares, count)
     m2 = tl.sum(deviation * deviation, 1)
     if b_end is not None:
         deviation = deviation_from(b_end, mean, m_end, True)

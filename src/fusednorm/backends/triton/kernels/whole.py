@@ -185,8 +185,8 @@ def units_forward(
         mean = tl.zeros_like(variance)
     else:
         if PIVOT:
-            begin = begin_of_units(o_u, n, place, x_sample, x_unit, K, PACKED, ALIGN)
-            pivot = pivot_of(tl.load(p_x + begin, m_u, 0.0).to(dtype))
+            p_unit = p_x + begin_of_units(o_u, n, place, x_sample, x_unit, K, PACKED, ALIGN)
+            pivot = pivot_of(p_unit, K, 1, m_u, BLOCK_K, dtype)
             deviation = pivoted(b_x, pivot[:, None], mask, not EVEN)
             b_total, b_squares = tl.reduce((deviation, deviation * deviation), 1, add_pair)
             mean, m2 = pivoted_moments(pivot, b_total, b_squares, K)
