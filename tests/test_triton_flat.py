@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.flat import flat_for, most_width
 from fusednorm.backends.triton.config.kinds import FlatConfig
@@ -32,7 +33,8 @@ def evaluation(
     given = torch.empty(shape[1], device="meta")
     scale = torch.empty(shape[:2], device="meta") if modulated else None
     operands = Operands(changes.get("input", x), given, given, scale, scale, given, given)
-    return forward_problem(norm_of("batch_norm", training=False), operands)
+    activation = resolve(changes.get("activation"))
+    return forward_problem(norm_of("batch_norm", training=False, activation=activation), operands)
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +113,10 @@ def test_vectors_of_several_channels_are_short() -> None:
     """Each of their elements has a load for each of its numbers."""
     assert flat_for(evaluation((16, 100, 9, 9))).width == 2
     assert flat_for(evaluation((16, 100, 16, 16))).width == 8
+    assert flat_for(evaluation((6, 24, 5, 5), FP32, last=True, modulated=True, activation="gelu")).width == 1
+    assert flat_for(evaluation((6, 24, 5, 5), FP32, last=True, modulated=True)).width == 2
+    assert flat_for(evaluation((20, 500, 35, 1), last=True)) == FlatConfig(128, 4, 4)
+    assert flat_for(evaluation((20, 500, 70, 1), last=True)) == FlatConfig(256, 4, 4)
     assert flat_for(evaluation((30000, 500), modulated=True)).width == 4  # which divides the channels
     assert flat_for(evaluation((65, 118, 112, 112), FP32, last=True)).width == 2
     assert flat_for(evaluation((65, 117, 112, 112), FP32, last=True)).width == 4

@@ -235,6 +235,8 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if channels and not few and seen.elements <= 32 and total <= FEW_LANES:
         # (8, 256, 1, 3) in fp32 takes 1.7 us so, and 1.9 with 8 on two warps.
         return HeldConfig(max(1, min(128 // seen.elements, _fitting(seen))), 1)
+    if channels and few and seen.elements == 64:
+        return HeldConfig(2, 1)  # (3, 32, 3, 5) in bf16 takes 1.54 us so, and 1.62 with four on two warps
     few_channels = few and seen.contiguous and seen.positions
     if few_channels and seen.units <= 20 and 32 < seen.elements <= 64:
         # (3, 15, 21) in fp16 takes 1.46 us so, and 1.75 with four, (2, 15, 30) in fp32 with relu 1.63 and 1.75.
@@ -244,6 +246,18 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     found = _few_neighbours(problem, seen)
     if found is not None:
         return found
+    neighbours = seen.contiguous and seen.positions and not (problem.norm.per_batch or problem.modulated)
+    if neighbours and seen.elements == 64 and size == 2 and total <= FEW_CONTIGUOUS and load_bytes(problem) < WIDE_LOAD:
+        # (20, 17, 8, 8) in bf16 with silu takes 1.7 us so, and 2.0 with four on one warp, but (1, 200, 7, 7) 2.0, and
+        # 1.8.
+        return HeldConfig(min(8, _fitting(seen)), 4)
+    if neighbours and 64 <= seen.elements <= 128 and size == 4 and seen.units <= PROCESSORS and seen.in_sample <= 16:
+        # (8, 16, 9, 9) takes 2.0 us so, and 2.2 with four on two warps, (1, 15, 5, 7) with silu 1.6 and 1.8 with four
+        # on one, but (2, 32, 128) with leaky_relu 2.3, and 2.0 with two.
+        return HeldConfig(1, 1)
+    if uneven(seen) and seen.positions and seen.elements <= 32 and seen.units <= PROCESSORS and not problem.modulated:
+        # (28, 3, 7) in one group in fp32 with silu takes 1.51 us so, and 1.71 with 8 on two warps.
+        return HeldConfig(min(2, _fitting(seen)), 1)
     shortest = 64 if problem.norm.per_batch and size == 4 else 32
     if seen.contiguous and seen.elements <= shortest and total <= FEW_CONTIGUOUS:
         # Rows of 32 bytes: batch_norm of (11, 96) in fp16 takes 1.6 us with 16 units of two elements to a thread, and
@@ -764,6 +778,8 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
         few = seen.units <= 64 and seen.elements == 128 and not problem.backward
         # (107, 64, 3, 3) in bf16 in batch_norm takes 3.7 us with four, and 4.5 with one.
         most = 1024 if problem.backward or size > 2 else 4096
+        if seen.units == 3 and not problem.backward:
+            return 1  # batch_norm of (46, 3, 3, 5) in fp16 with relu takes 2.0 us so, and 2.4 with four
         return max(1, min(2 if few else 4, most // seen.elements))
     least = (64 if total > 4 * SMALL_HELD else 32) // size
     # The backward of (31, 2515, 5, 3) in fp32 in batch_norm takes 9.0 us with 8, and 10.6 with 16.

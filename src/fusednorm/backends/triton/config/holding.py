@@ -41,6 +41,8 @@ FEW_POINTS = 1 << 16
 #: Elements of points of at most so many samples whose backward is faster held: (100, 2048) in fp32 takes 4.1 us held,
 #: and 6.5 in tiles, (300, 256) in bf16 4.5 and 6.4, (60, 1280) 2.8 and 6.7.
 SOME_POINTS, SHORT_POINTS = 1 << 18, 512
+#: Units that are few for the multiprocessors.
+FEW_UNITS = 4 * PROCESSORS
 #: Elements of a short unit of narrow loads, few of which are faster whole.
 SHORT_WHOLE = 512
 #: Positions of an odd plane from which on planes are long enough for tiles.
@@ -469,6 +471,8 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     if even and full >= 0.28 and (seen.units >= 48 or (not problem.backward and seen.elements <= SHARING_HELD)):
         return True
     if not problem.backward:
+        if seen.units <= 2 and seen.elements == MOST_HELD and seen.narrow(problem):
+            return False  # (71, 2, 11, 11) in bf16 takes 5.1 us held, and 4.6 in tiles, (40, 3, 17, 17) 4.6, and 5.2
         spread = tiled(problem) is not problem.folded
         if spread and problem.norm.smooth and size == 4 and seen.narrow(problem) and seen.elements > LARGE_HELD:
             return False  # (64, 384, 77) in fp32 with gelu takes 16.2 us held, and 11.0 in tiles
@@ -502,6 +506,10 @@ def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
         # (30, 512, 11, 11) in 32 groups in fp32 takes 6.3 us whole, and 7.1 held, but with silu (30, 512, 13, 13) 10.7,
         # and 9.2, (30, 256, 17, 17) 10.2, and 7.4.
         return True
+    planes = seen.across == "channel" and seen.columns <= SHORT_PLANE // 4 and seen.rows > MANY_PLANES
+    few = problem.num_statistics <= PROCESSORS and not problem.modulated and not problem.backward
+    if planes and few and SHORT_WHOLE < problem.reduced <= SMALL_UNIT and held <= whole:
+        return True  # (5, 965, 7, 1) in 5 groups in bf16 takes 2.0 us whole, and 2.5 held
     if short and problem.num_statistics <= PROCESSORS:
         return True  # on an H100 (20, 102, 3) in two groups in bf16 with silu takes 1.8 us whole, and 2.0 held
     odd = seen.across == "channel" and DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < WIDE_LOAD
@@ -534,7 +542,10 @@ def holding_short_pays(problem: Problem) -> bool:
     with scale and shift 1.8 and 2.3, but (48, 192, 3, 3, 3) in bf16 2.4 both ways, and (128, 320, 9) less whole."""
     view, block = problem.view, power_of_two(problem.reduced)
     short = view.group_channels == 1 and view.spatial > 1 and block <= 32 and unit_bytes(problem) < WIDE_LOAD
-    return short and not problem.backward and block * problem.num_statistics <= SMALL_HELD // 3
+    # Few of 32 bits: (11, 3, 9) takes 1.31 us whole, and 1.52 held, (4, 42, 3, 3, 3) with silu 1.45 and 1.55, (10, 50,
+    # 3, 3) 1.54 and 1.64.
+    few = problem.num_statistics <= FEW_UNITS and problem.dtype == "float32" and not problem.modulated
+    return short and not few and not problem.backward and block * problem.num_statistics <= SMALL_HELD // 3
 
 
 def whole_pays(problem: Problem) -> bool:

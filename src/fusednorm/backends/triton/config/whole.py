@@ -240,6 +240,14 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
         return WholeConfig(4 if 5 * units > 4 * MANY_UNITS else 2, 1)
     if narrow and block <= 32 and units <= 32 and not problem.modulated:
         return WholeConfig(16, 4)  # (1, 960) in 32 groups in bf16 with relu takes 1.57 us so, and 1.77 with one on one
+    if size == 4 and block <= 32 and block * units <= 96 * PROCESSORS:
+        # A warp to a program, one of which a multiprocessor has: (22, 64) in 32 groups takes 1.42 us so, and 1.59 with
+        # 256 on four warps, (49, 192) with silu 1.57 and 1.70 with 64, but (100, 40, 2, 2) 1.53, and 1.49 with 128, in
+        # bf16 (64, 96) in 32 groups 1.70, and 1.55. Odd planes are fewer: (11, 3, 9) takes 1.31 us with two, and 1.54
+        # with 8.
+        odd = narrow and problem.view.spatial > 1 and not _several(problem)
+        lanes = (32 if units <= PROCESSORS or block == 32 else 64) if odd else 128
+        return WholeConfig(max(1, lanes // block), 1)
     if block <= 128:
         together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
         if problem.modulated and not narrow and block == 64 and units < 4 * PROCESSORS:
@@ -248,11 +256,17 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
         warps = max(1, block * together // (32 * 4))
         return WholeConfig(together // 2 if narrow and size > 2 and block <= 16 and warps >= 4 else together, warps)
     # Where elements take more instructions, more units are spread: on an H100 72 x 463 in fp16 with silu takes 1.8 us
-    # on four warps, and 2.1 on one, (34, 67, 3) in one group in fp32 1.8, and 2.0.
+    # on four warps, and 2.1 on one.
     busy = problem.norm.smooth and (problem.norm.has_mean or (narrow and block == 512))
     if busy and narrow and size > 2 and block == 512 and problem.view.spatial > 1 and units <= 3 * PROCESSORS:
         return WholeConfig(1, 4)  # (2, 148, 31, 13) in fp32 with gelu takes 2.2 us so, and 2.7 on one warp
-    few = PROCESSORS if busy or _several(problem) else PROCESSORS // 4 - 1 if narrow or block == 512 else 0
+    # Others are a warp's each: rms_norm of (4, 138) in bf16 takes 1.32 us so, and 1.37 on four, in fp32 (1, 16, 341) in
+    # instance_norm 1.43 and 1.52, (34, 67, 3) in one group 1.72 and 1.79, but layer_norm of (2, 483) in fp16 1.82, and
+    # 1.59, (10, 300, 5) in 5 groups in bf16 1.92, and 1.71.
+    if busy or (block == 512 and _several(problem)):
+        few = PROCESSORS
+    else:
+        few = PROCESSORS // 4 - 1 if block == 512 and narrow and size == 2 else 0
     if block == 512 and narrow and problem.modulated and _several(problem) and units <= 2 * PROCESSORS:
         return WholeConfig(1, 4)  # (6, 960, 17) in 32 groups in fp16 takes 2.0 us so, and 2.6 on one warp
     if block == 256 and units > 8 * PROCESSORS and not narrow:
