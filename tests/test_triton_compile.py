@@ -221,7 +221,8 @@ def test_the_backward_of_rows_computes_nothing_in_lanes_that_no_row_fills() -> N
 
     def special(size: int) -> int:
         backward = operations(capabilities("sm_90"), [Case("layer_norm", 1, (20000, size), activation="silu")])[1][0]
-        compiled = triton.compile(source(backward), target=TARGETS["sm_90"], options={"num_warps": 2})
+        options = {**backward.launch.options, "num_warps": 2}
+        compiled = triton.compile(source(backward), target=TARGETS["sm_90"], options=options)
         return sum(name.startswith("MUFU") for name in _instructions(compiled))
 
     assert special(1536) <= 3 * special(2048) // 4 + 2

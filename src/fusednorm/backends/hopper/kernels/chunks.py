@@ -6,7 +6,7 @@ Sizes and strides come in vectors of 16 bytes, so that the compiler knows how wi
 
 from typing import Any, NamedTuple
 
-from fusednorm.private.gluon_names import async_copy, gl, gluon
+from fusednorm.private.gluon_names import async_load, gl, gluon
 
 
 class Places(NamedTuple):
@@ -51,9 +51,9 @@ def begin_copy(
     if unit < places.units:
         p_words = words_of_tile(p_x, places, unit, first, step, o_vectors, o_words, ACROSS)
         if EVEN:
-            async_copy.async_copy_global_to_shared(p_slot, p_words)
+            async_load(p_slot, p_words)
         else:
-            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=o_words < left * 4)
+            async_load(p_slot, p_words, mask=o_words < left * 4)
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ from shared memory what it copied there itself: a vector of some channels of eac
 from fusednorm.backends.hopper.kernels.chunks import affine
 from fusednorm.backends.hopper.kernels.elements import columns_layout, values_of, words_of
 from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of
-from fusednorm.private.gluon_names import async_copy, gl, gluon
+from fusednorm.private.gluon_names import async_load, commit_group, gl, gluon, wait_group
 
 
 @gluon.jit
@@ -50,7 +50,7 @@ def begin_copies(
     for step in range((K + ROWS - 1) // ROWS):
         o_channel = gl.minimum(rows_of(step, LAYOUT, ROWS), K - 1)
         p_words = p_first + (o_channel.to(gl.int64) * x_channel * 4)[:, None, None]
-        async_copy.async_copy_global_to_shared(slots.index(step), p_words)
+        async_load(slots.index(step), p_words)
 
 
 @gluon.jit
@@ -102,10 +102,10 @@ def columns_forward(
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     slots = gl.allocate_shared_memory(gl.int32, [STEPS, ROWS, LANES, 4], SHARED)
     begin_copies(slots, p_x, vectors, blocks, x_sample, x_channel, K, ROWS, LANES, WORDS)
-    async_copy.commit_group()
+    commit_group()
     alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
     epsilon = gl.cast(eps, gl.float32)
-    async_copy.wait_group(0)
+    wait_group(0)
 
     total = gl.zeros([ROWS, LANES, VECTOR], gl.float32, VALUES)
     if RMS:
@@ -201,7 +201,7 @@ def columns_backward(
     dy_slots = gl.allocate_shared_memory(gl.int32, [STEPS, ROWS, LANES, 4], SHARED)
     begin_copies(x_slots, p_x, vectors, blocks, x_sample, x_channel, K, ROWS, LANES, WORDS)
     begin_copies(dy_slots, p_dy, vectors, blocks, dy_sample, dy_channel, K, ROWS, LANES, WORDS)
-    async_copy.commit_group()
+    commit_group()
     o_position, m_position = positions_of(vectors, blocks, POSITIONS, LANES, VECTOR)
     rstd = gl.load(p_rstd + o_position, mask=m_position, other=0.0)
     mean = gl.load(p_mean + o_position, mask=m_position, other=0.0) if p_mean is not None else rstd * 0.0
@@ -210,7 +210,7 @@ def columns_backward(
     m_lane = (lanes_of(blocks, gl.SliceLayout(0, gl.SliceLayout(2, VALUES)), LANES) < vectors)[None, :, None]
     alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
     share, shares = gl.program_id(0).to(gl.int64), gl.num_programs(0).to(gl.int64)
-    async_copy.wait_group(0)
+    wait_group(0)
 
     total_p = gl.zeros([ROWS, LANES, VECTOR], gl.float32, VALUES)
     total_q = gl.zeros([ROWS, LANES, VECTOR], gl.float32, VALUES)

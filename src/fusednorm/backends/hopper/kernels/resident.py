@@ -47,7 +47,7 @@ from fusednorm.backends.hopper.kernels.elements import (
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_moments, leaders_layout
 from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of, merge
-from fusednorm.private.gluon_names import async_copy, gl, gluon
+from fusednorm.private.gluon_names import commit_group, gl, gluon, wait_group
 
 
 @gluon.jit(
@@ -120,7 +120,7 @@ def resident_forward(
                 slots.index(wave * TILES + place), p_x, places, copied_unit, first, length - first, x_sample, o_placed,
                 o_words, EVEN, ACROSS,
             )  # fmt: skip
-            async_copy.commit_group()
+            commit_group()
         copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
     alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
     epsilon = gl.cast(eps, gl.float32)
@@ -148,7 +148,7 @@ def resident_forward(
                 p_words = words_of_tile(p_before, places, summed_unit, first, before_sample, o_placed, o_words, ACROSS)
                 b_before = load_words(p_words, end - first, o_words, False)
             for place in gl.static_range(TILES):
-                async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
+                wait_group((AHEAD + 1) * TILES - place - 1)
                 b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
                 if ADDS:
                     first = (summed_part * TILES + place) * TILE
@@ -264,7 +264,7 @@ def resident_forward(
                     slots.index(copied * TILES + place), p_x, places, copied_unit, begun, length - begun, x_sample,
                     o_placed, o_words, EVEN, ACROSS,
                 )  # fmt: skip
-                async_copy.commit_group()
+                commit_group()
                 p_words = words_of_tile(p_y, places, stored_unit, first, y_sample, o_placed, o_words, ACROSS)
                 store_words(p_words, b_y, length - first, o_words, EVEN)
         if LAG > 0:
@@ -275,7 +275,7 @@ def resident_forward(
                         slots.index(copied * TILES + place), p_x, places, copied_unit, begun, length - begun, x_sample,
                         o_placed, o_words, EVEN, ACROSS,
                     )  # fmt: skip
-                    async_copy.commit_group()
+                    commit_group()
         if lagging >= 0:
             stored_unit, stored_part = following(stored_unit, stored_part, parts, step_unit, step_part)
             stored = gl.where(stored == SLOTS - 1, 0, stored + 1)

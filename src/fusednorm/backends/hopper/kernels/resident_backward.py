@@ -33,7 +33,7 @@ from fusednorm.backends.hopper.kernels.elements import (
 )
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_sums, leaders_layout
-from fusednorm.private.gluon_names import async_copy, gl, gluon
+from fusednorm.private.gluon_names import commit_group, gl, gluon, wait_group
 
 
 @gluon.jit
@@ -79,7 +79,7 @@ def begin_copies(
         _, first, left = place_of_tile(tile, tiling, TILE, ACROSS)
         begin_copy(p_slot, p_x, places, unit, first, left, x_sample, o_vectors, o_words, FULL, ACROSS)
         begin_copy(p_grad_slot, p_dy, places, unit, first, left, dy_sample, o_vectors, o_words, FULL, ACROSS)
-    async_copy.commit_group()
+    commit_group()
 
 
 @gluon.jit(
@@ -180,7 +180,7 @@ def resident_backward(
                         p_behind, places, summed_unit, first, behind_sample, o_vectors, o_words, ACROSS
                     )
                     b_behind = load_words(p_words, gl.where(held, left, 0), o_words, False)
-                async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
+                wait_group((AHEAD + 1) * TILES - place - 1)
                 if held:
                     channel = (summed_unit - sample * groups) * D + within
                     o_sample = sample * (groups * D) + channel

@@ -9,7 +9,7 @@ sums, which nobody waits for until the next turn.
 """
 
 from fusednorm.backends.hopper.kernels.elements import product_sum_of, sum_of, tile_layout, values_of, words_of
-from fusednorm.private.gluon_names import async_copy, gl, gluon
+from fusednorm.private.gluon_names import async_load, commit_group, gl, gluon, wait_group
 
 
 @gluon.jit
@@ -38,10 +38,10 @@ def begin_copies(
     """Begin to copy a row of the input and of grad_output; where there is none, zeros. They count as one copy."""
     for step in gl.static_range(STEPS):
         p_words, m_words = words_at(p_x, row, rows, x_row, step, K, WORDS, THREADS)
-        async_copy.async_copy_global_to_shared(x_slots[step].index(slot), p_words, mask=m_words)
+        async_load(x_slots[step].index(slot), p_words, mask=m_words)
         p_words, m_words = words_at(p_dy, row, rows, dy_row, step, K, WORDS, THREADS)
-        async_copy.async_copy_global_to_shared(dy_slots[step].index(slot), p_words, mask=m_words)
-    async_copy.commit_group()
+        async_load(dy_slots[step].index(slot), p_words, mask=m_words)
+    commit_group()
 
 
 @gluon.jit
@@ -151,7 +151,7 @@ def rows_backward(
             THREADS,
         )  # fmt: skip
         next_mean, next_rstd = statistics_of(p_mean, p_rstd, row + blocks, rows)
-        async_copy.wait_group(SLOTS - 2)
+        wait_group(SLOTS - 2)
         factor = -inverse_count * last_rstd
         first = gl.sum(totals.index(2 - side).load(ALL), 0) * factor if p_mean is not None else 0.0
         second = gl.sum(totals.index(3 - side).load(ALL), 0) * factor

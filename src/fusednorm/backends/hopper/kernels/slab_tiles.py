@@ -7,7 +7,7 @@ channels at some positions of each tile.
 from typing import Any, NamedTuple
 
 from fusednorm.backends.hopper.kernels.chunks import quotient
-from fusednorm.private.gluon_names import async_copy, gl, gluon
+from fusednorm.private.gluon_names import async_load, gl, gluon
 
 
 class SlabPlaces(NamedTuple):
@@ -102,10 +102,10 @@ def begin_copy(
         first = (part * TILES + PLACE) * ROWS
         p_words = words_of_rows(p_x, places, slab, first, sample_step, row_step, o_words)
         if EVEN and FULL:
-            async_copy.async_copy_global_to_shared(p_slot, p_words)
+            async_load(p_slot, p_words)
         else:
             mask = mask_of_rows(places, first, places.positions, o_words)
-            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=mask)
+            async_load(p_slot, p_words, mask=mask)
 
 
 @gluon.jit

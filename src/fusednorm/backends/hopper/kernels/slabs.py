@@ -29,7 +29,7 @@ from fusednorm.backends.hopper.kernels.slab_tiles import (
     rows_of,
     words_of_rows,
 )
-from fusednorm.private.gluon_names import async_copy, gl, gluon
+from fusednorm.private.gluon_names import commit_group, gl, gluon, wait_group
 
 
 @gluon.jit
@@ -122,7 +122,7 @@ def slabs_forward(
                 slots.index(wave * TILES + place), p_x, places, copied_slab, copied_part, x_sample, x_row, o_words,
                 place, TILES, ROWS, EVEN, FULL,
             )  # fmt: skip
-            async_copy.commit_group()
+            commit_group()
         copied_slab, copied_part = following(copied_slab, copied_part, parts, step_slab, step_part)
     alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
     epsilon = gl.cast(eps, gl.float32)
@@ -158,7 +158,7 @@ def slabs_forward(
                     o_before,
                 )  # fmt: skip
             for place in gl.static_range(TILES):
-                async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
+                wait_group((AHEAD + 1) * TILES - place - 1)
                 b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
                 if p_before is not None or p_numbers is not None:
                     first = (summed_part * TILES + place) * ROWS
@@ -253,7 +253,7 @@ def slabs_forward(
                     slots.index(copied * TILES + place), p_x, places, copied_slab, copied_part, x_sample, x_row,
                     o_words, place, TILES, ROWS, EVEN, FULL,
                 )  # fmt: skip
-                async_copy.commit_group()
+                commit_group()
                 p_words = words_of_rows(p_y, places, stored_slab, first, y_sample, y_row, o_stored)
                 if EVEN and FULL:
                     gl.store(p_words, b_y)
@@ -265,7 +265,7 @@ def slabs_forward(
                     slots.index(copied * TILES + place), p_x, places, copied_slab, copied_part, x_sample, x_row,
                     o_words, place, TILES, ROWS, EVEN, FULL,
                 )  # fmt: skip
-                async_copy.commit_group()
+                commit_group()
         if lagging >= 0:
             stored_slab, stored_part = following(stored_slab, stored_part, parts, step_slab, step_part)
             stored = gl.where(stored == SLOTS - 1, 0, stored + 1)

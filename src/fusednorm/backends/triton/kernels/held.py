@@ -42,7 +42,7 @@ from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_o
 def total(b):
     """The sum of each unit of a tile."""
     if b.shape[0] == 1:
-        return tl.sum(b) + tl.zeros((1,), b.dtype)
+        return tl.full((1,), tl.sum(b), b.dtype)
     else:
         return tl.sum(tl.sum(b, 2), 1)
 
@@ -53,7 +53,7 @@ def totals(pair):
     a, b = pair
     if a.shape[0] == 1:
         flat: tl.constexpr = (1, a.shape[1] * a.shape[2])
-        return tl.reduce((tl.reshape(a, flat, can_reorder=True), tl.reshape(b, flat, can_reorder=True)), 1, add_pair)
+        return tl.reduce((tl.reshape(a, flat), tl.reshape(b, flat)), 1, add_pair)
     else:
         return tl.reduce(tl.reduce((a, b), 2, add_pair), 1, add_pair)
 
