@@ -11,9 +11,9 @@ PYTHONS := 3.11 3.12 3.13
 # Triton of its release. Requirements of one environment are joined by commas, torch first.
 VERSIONS := torch==2.11.*,triton==3.6.*,numba==0.63.*,llvmlite==0.46.* torch==2.15.*
 # The tests that need each private name of these libraries (src/fusednorm/private), and what is built on them.
-CORE := $(addprefix tests/test_,$(addsuffix .py,private_names ops autograd checkpoint interop nn compile compiled \
-  export inductor neighbours volumes rewriting cpu_compiler cpu_threads cpu_outputs triton_launch triton_driver triton_plans \
-  triton_interpreter))
+CORE := $(addprefix tests/test_,$(addsuffix .py,private_names ops autograd checkpoint interop nn errors compile compiled \
+  export inductor neighbours volumes rewriting transforms dtensor cpu_compiler cpu_threads cpu_outputs triton_launch \
+  triton_driver triton_plans triton_interpreter triton_moments hopper))
 
 # pip reads the first for what it installs and, before pip 25.3, for its build environments too; since then the second.
 # Without them a dependency could bring another torch, which is gigabytes on Linux.
