@@ -99,8 +99,7 @@ def exchange_statistics(
     """mean and biased variance of the whole, (N or 1, groups), in a dtype, from this rank's part, and their counts."""
     units, shape = part.mean.numel(), part.mean.shape
     parts, any_elements = gather_moments(exchange, part.packed(), units, inspect)
-    traced = type(parts) is not Tensor or torch.compiler.is_compiling()
-    kernels = None if traced else ranks(parts.device.type)
+    kernels = None if _is_traced(parts) else ranks(parts.device.type)
     if kernels is not None:  # those of the ranks that have elements, so that all have the same bits
         found = merged_by_kernels(kernels, parts, tuple(shape), eps, dtype, running)
         return found.mean, found.var, found.count
@@ -141,7 +140,13 @@ def after(values: Tensor, source: Tensor) -> Tensor:
     exchange, or make it in another graph than the other ranks do, which would wait. One of the two tensors has no
     elements, so their sum has the values' numbers.
     """
-    return values + source.sum() if torch.compiler.is_compiling() else values
+    return values + source.sum() if _is_traced(values) else values
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Whether a graph is made of what is computed here: of Dynamo's own frames, or, below an operator, of fake and
+    functional tensors, where torch 2.11 does not say that it compiles."""
+    return type(tensor) is not Tensor or torch.compiler.is_compiling()
 
 
 def local_moments(input: Tensor, over_samples: bool = False, channel_dim: int = 1) -> Moments:
@@ -279,7 +284,7 @@ def _joined(norm: Norm, outputs: list[Tensor], like: Tensor) -> Tensor:
     if output.shape == like.shape:
         return output
     seen = output.squeeze(0).unflatten(0, like.shape[:2])
-    if torch.compiler.is_compiling():
+    if _is_traced(seen):
         return seen
     # A Function's output that is a view could not be changed in place.
     whole = torch.empty(0, dtype=seen.dtype, device=seen.device)
