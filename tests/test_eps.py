@@ -46,7 +46,10 @@ def test_values_are_torchs(name: str, eps: float, x: Tensor) -> None:
         with pytest.raises(ValueError, match="eps is"):
             call(fusednorm, x, eps)
         return
-    expected = call(F, x, eps)
+    if name == "batch_norm given" and eps == 0:  # which torch 2.11 takes in its operator, not in its function
+        expected = torch.batch_norm(x, None, None, MEAN, VAR, False, 0.1, eps, False)
+    else:
+        expected = call(F, x, eps)
     torch.testing.assert_close(call(fusednorm, x, eps), expected, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
