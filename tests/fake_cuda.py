@@ -122,7 +122,7 @@ def install() -> list[str]:
             "_exchange_device": 0, "_maybe_exchange_device": 0, "get_device_capability": (9, 0),
             "get_device_properties": PROPERTIES, "get_device_name": PROPERTIES.name,
             "mem_get_info": (130 << 30, 140 << 30), "get_rng_state": torch.zeros(16, dtype=torch.uint8),
-            "set_rng_state": None, "get_rng_state_all": [],
+            "set_rng_state": None, "get_rng_state_all": [], "is_current_stream_capturing": False,
         },
         torch._C: {
             "_cuda_getDevice": 0, "_cuda_setDevice": None, "_cuda_exchangeDevice": 0,
