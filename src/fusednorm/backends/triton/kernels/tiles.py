@@ -546,15 +546,16 @@ def apply_chunk(
             partials, o_unit, m_unit, partial_spatial, partial_span, RMS, PER_BATCH, LAST, 1, False, BLOCK_R, BLOCK_D
         )
         rstd = inverse_deviation(m2 / count, eps)
-        leads = (chunk == 0) & (block * BLOCK_C % D == 0)
+        leading = (chunk == 0) & (block * BLOCK_C % D == 0)
         if PER_BATCH:
-            leads &= n == 0
+            leading &= n == 0
+        leads = tl.arange(0, 1) < tl.where(leading, 1, 0)  # for Triton 3.9's interpreter, as below
         if p_rstd is not None:
-            tl.store(p_rstd + o_unit, rstd, m_unit & leads)
+            tl.store(p_rstd + o_unit, rstd, leads)
         if p_mean is not None:
-            tl.store(p_mean + o_unit, b_mean, m_unit & leads)
+            tl.store(p_mean + o_unit, b_mean, leads)
         if p_var is not None:
-            tl.store(p_var + o_unit, m2 / count, m_unit & leads)
+            tl.store(p_var + o_unit, m2 / count, leads)
         mean = b_mean[:, None]
         gain *= rstd
     elif p_given_var is not None:
