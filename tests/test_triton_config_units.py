@@ -1789,6 +1789,15 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
          "forward", TilesConfig(PassConfig(1, 4096, 1, 4), PassConfig(1, 2048, 2, 2))),
         (("batch_norm", 0, "silu", False), (31, 1, 102985), torch.float32, False,
          "forward", TilesConfig(PassConfig(1, 8192, 1, 4), PassConfig(1, 2048, 2, 2))),
+        (("instance_norm", 0, None, False), (9, 16, 9, 9), torch.float32, True, "forward", HeldConfig(4, 2)),
+        (("group_norm", 17, "silu", False), (80, 17, 8, 8), torch.bfloat16, True, "forward", HeldConfig(16, 4)),
+        (("group_norm", 1, "silu", False), (140, 3, 7, 1), torch.float32, True, "forward", HeldConfig(8, 2)),
+        (("batch_norm", 0, None, False), (3, 65, 3, 5), torch.bfloat16, False, "forward", HeldConfig(4, 2)),
+        (("batch_norm", 0, "relu", False), (46, 4, 3, 5), torch.float16, True, "forward", HeldConfig(4, 8)),
+        (("group_norm", 5, None, False), (30, 965, 7, 1), torch.bfloat16, False, "forward", HeldConfig(1, 16)),
+        (("instance_norm", 0, None, True), (8, 16, 9, 9), torch.float32, True, "forward", HeldConfig(4, 2)),
+        (("instance_norm", 0, None, False), (14, 10, 3, 3), torch.float32, False, "forward", WholeConfig(4, 1)),
+        (("instance_norm", 0, None, False), (13, 10, 3, 3), torch.float32, False, "forward", WholeConfig(2, 1)),
     ],
 )  # fmt: skip
 def test_the_configurations_of_drawn_shapes_that_were_measured(
