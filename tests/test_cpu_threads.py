@@ -25,8 +25,10 @@ from fusednorm.backends.cpu.plans import base
 from fusednorm.backends.cpu.plans.rows import RowsForward
 from fusednorm.bench.judging import Results
 from fusednorm.bench.workloads import Inputs, Workload, draw
+from fusednorm.choice import choose
 from fusednorm.norm import norm_of
 from fusednorm.operands import Operands
+from fusednorm.problems import forward_problem
 
 # More than a thread takes alone, in more units, pieces, slabs or rows than there are threads.
 WORKLOADS = {
@@ -156,7 +158,9 @@ def test_own_threads_are_no_more_than_torchs(monkeypatch: pytest.MonkeyPatch) ->
 # --- shares of the tasks ---
 
 
-def claims_of(tasks: int, count: int, share: int = 0, meet: threading.Barrier | None = None) -> list[list[int]]:
+def claims_of(
+    tasks: int, count: int, share: int = 0, meet: threading.Barrier | None = None, work: int = 1 << 30
+) -> list[list[int]]:
     """(worker, start, stop) of each share of a loop in the order of the claims. With ``meet`` each worker waits there
     in its first share."""
     claims: list[list[int]] = []
@@ -170,16 +174,29 @@ def claims_of(tasks: int, count: int, share: int = 0, meet: threading.Barrier | 
             meet.wait(30)
 
     address = ctypes.cast(kernel, ctypes.c_void_p).value or 0
-    loop = threads.Loop([(address, 1)], tasks, 1 << 30, share)
+    loop = threads.Loop([(address, 1)], tasks, work, share)
     threads.Program([loop]).run(Frame(template({})), count)
     return claims
 
 
+@pytest.mark.parametrize("work", [1 << 18, 1 << 30])
 @pytest.mark.parametrize("share", [0, 1, 3])
 @pytest.mark.parametrize(("tasks", "count"), [(1, 2), (2, 3), (7, 2), (64, 3), (100, 4), (5, 8), (33, 1)])
-def test_every_task_is_done_once(tasks: int, count: int, share: int, team: str) -> None:
-    done = [task for _, start, stop in claims_of(tasks, count, share) for task in range(start, stop)]
+def test_every_task_is_done_once(tasks: int, count: int, share: int, work: int, team: str) -> None:
+    done = [task for _, start, stop in claims_of(tasks, count, share, work=work) for task in range(start, stop)]
     assert sorted(done) == list(range(tasks))
+
+
+@pytest.mark.parametrize(("work", "shares"), [((1 << 20) - 1, 1), (1 << 20, 4)])
+def test_each_thread_takes_its_part_of_a_small_loop_at_once(work: int, shares: int, team: str) -> None:
+    assert len(claims_of(32, 2, work=work)) == 2 * shares
+
+
+@pytest.mark.parametrize(("shape", "serial"), [((1, 160, 16, 16), True), ((1, 256, 20, 20), False)])
+def test_a_small_evaluation_is_one_threads(shape: tuple[int, ...], serial: bool) -> None:
+    given = torch.ones(shape[1])
+    problem = forward_problem(norm_of("batch_norm", training=False), Operands(torch.ones(shape), mean=given, var=given))
+    assert choose(problem).plan(problem).program.serial is serial
 
 
 @pytest.mark.parametrize(("tasks", "count"), [(8, 2), (9, 2), (100, 3)])

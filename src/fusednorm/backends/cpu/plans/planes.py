@@ -53,7 +53,7 @@ class PlanesSplitForward(ForwardPlan):
 
     def loops(self) -> list[Loop]:
         tasks = self.tasks * self.channels
-        apply = self.loop(self.apply(), tasks, 2 * self.work_bytes)
+        apply = self.loop(self.apply(), tasks, self.work_bytes)
         if self.given:
             return [apply]
         self.reserve(partials=2 * tasks, stats=2 * self.num_statistics)

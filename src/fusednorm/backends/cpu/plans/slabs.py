@@ -66,7 +66,7 @@ class SlabsForward(ForwardPlan):
         apply = self.apply()
         finish = [
             self.loop(coefficients, self.samples, 32 * count),
-            self.loop(apply, self.tasks, 2 * self.work_bytes),
+            self.loop(apply, self.tasks, self.work_bytes),
         ]
         if self.given:
             _place_coefficients(self)
