@@ -1765,6 +1765,7 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
          "backward", ColumnsBackwardConfig(2048, 8, 264, 1024, 32, 4, 3)),
         (("instance_norm", 0, None, False), (11, 3, 9), torch.float32, False, "forward", WholeConfig(2, 1)),
         (("instance_norm", 0, None, True), (11, 3, 9), torch.float32, False, "forward", HeldConfig(4, 1)),
+        (("instance_norm", 0, None, False), (3, 5, 3, 3), torch.float32, False, "forward", WholeConfig(2, 1)),
         (("instance_norm", 0, None, False), (10, 50, 3, 3), torch.float32, False, "forward", WholeConfig(4, 1)),
         (("instance_norm", 0, None, False), (10, 53, 3, 3), torch.float32, False, "forward", HeldConfig(4, 1)),
         (("instance_norm", 0, "silu", False), (4, 42, 3, 3, 3), torch.float32, False, "forward", WholeConfig(1, 1)),

@@ -109,9 +109,8 @@ def flat_for(problem: Problem) -> FlatConfig:
     if several and most_width(problem) == 8 and of_channels(problem) and total > SMALL_HELD:
         return FlatConfig(128, 8, 4)  # (65536, 5) in fp16 takes 2.1 us so, and 2.3 with two
     if not several and SMALL_HELD < total <= 2 * SMALL_HELD and DTYPE_BYTES[problem.dtype] == 2 and width == 4:
-        return FlatConfig(
-            128, 4, 4
-        )  # (20, 500, 35) in bf16 with relu takes 2.1 us so, and 2.6 in two of half the warps
+        # (20, 500, 35) in bf16 with relu takes 2.1 us so, and 2.3 with 256 vectors.
+        return FlatConfig(128, 4, 4)
     if total > SMALL_HELD and DTYPE_BYTES[problem.dtype] == 2 and width * 2 < WIDEST_LOAD:
         # Several loads to a thread: on an H200 (65536, 14) in fp16 takes 2.8 us with four, and 2.9 with two, (30, 100,
         # 20, 20) with scale and shift in channels_last 3.1 with two on four warps, and 3.5 with one on 8.

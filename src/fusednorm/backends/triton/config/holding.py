@@ -19,6 +19,7 @@ from fusednorm.backends.triton.config.held import (
 )
 from fusednorm.backends.triton.config.tiles import of_points, tiled
 from fusednorm.backends.triton.config.units import HeldUnits
+from fusednorm.backends.triton.config.whole import FEW_UNITS
 from fusednorm.backends.triton.runs import (
     FEW,
     WIDE_LOAD,
@@ -41,8 +42,6 @@ FEW_POINTS = 1 << 16
 #: Elements of points of at most so many samples whose backward is faster held: (100, 2048) in fp32 takes 4.1 us held,
 #: and 6.5 in tiles, (300, 256) in bf16 4.5 and 6.4, (60, 1280) 2.8 and 6.7.
 SOME_POINTS, SHORT_POINTS = 1 << 18, 512
-#: Units that are few for the multiprocessors.
-FEW_UNITS = 4 * PROCESSORS
 #: Elements of a short unit of narrow loads, few of which are faster whole.
 SHORT_WHOLE = 512
 #: Positions of an odd plane from which on planes are long enough for tiles.

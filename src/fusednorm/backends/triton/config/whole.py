@@ -9,7 +9,7 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a program of short units.
 SHORT_UNITS = 512
-#: Short units of narrow loads up to which a warp has one, and two.
+#: Short units of narrow loads up to which a warp has one, and two; so many are few for the multiprocessors.
 FEW_UNITS, MANY_UNITS = 4 * PROCESSORS, 20 * PROCESSORS
 #: Units of 32 lanes up to which twice as many on four warps are faster.
 SOME_UNITS = 200 * PROCESSORS
@@ -238,16 +238,17 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
         # (7, 960, 7, 7) in bf16 takes 2.6 us so, and 3.3 with 8 on four warps, (36, 128, 11, 5) in fp32 2.6 and 3.3,
         # (4, 640, 9, 7) with relu 2.2 and 2.75, (3, 640, 7, 7) in fp16 1.8 with two, 1.9 with four and 2.1 with 8.
         return WholeConfig(4 if 5 * units > 4 * MANY_UNITS else 2, 1)
+    alone = size == 4 and block <= 32 and block * units <= 96 * PROCESSORS  # a warp to a multiprocessor
+    if alone and narrow and problem.view.spatial > 1 and not _several(problem):
+        # (11, 3, 9) takes 1.31 us with two, and 1.54 with 8.
+        lanes = 32 if units <= PROCESSORS or block == 32 else 64
+        return WholeConfig(max(1, lanes // block), 1)
     if narrow and block <= 32 and units <= 32 and not problem.modulated:
         return WholeConfig(16, 4)  # (1, 960) in 32 groups in bf16 with relu takes 1.57 us so, and 1.77 with one on one
-    if size == 4 and block <= 32 and block * units <= 96 * PROCESSORS:
-        # A warp to a program, one of which a multiprocessor has: (22, 64) in 32 groups takes 1.42 us so, and 1.59 with
-        # 256 on four warps, (49, 192) with silu 1.57 and 1.70 with 64, but (100, 40, 2, 2) 1.53, and 1.49 with 128, in
-        # bf16 (64, 96) in 32 groups 1.70, and 1.55. Odd planes are fewer: (11, 3, 9) takes 1.31 us with two, and 1.54
-        # with 8.
-        odd = narrow and problem.view.spatial > 1 and not _several(problem)
-        lanes = (32 if units <= PROCESSORS or block == 32 else 64) if odd else 128
-        return WholeConfig(max(1, lanes // block), 1)
+    if alone:
+        # (22, 64) in 32 groups takes 1.42 us so, and 1.59 with 256 on four warps, (49, 192) with silu 1.57 and 1.70
+        # with 64, but (100, 40, 2, 2) 1.53, and 1.49 with 128, in bf16 (64, 96) in 32 groups 1.70, and 1.55.
+        return WholeConfig(128 // block, 1)
     if block <= 128:
         together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
         if problem.modulated and not narrow and block == 64 and units < 4 * PROCESSORS:
