@@ -32,6 +32,7 @@ from fusednorm.backends.triton.kernels.moments import (
     pivot_of,
     pivoted,
     pivoted_moments,
+    place_of,
     saved_statistics,
     unit_of,
 )
@@ -176,6 +177,19 @@ def begin_of_units(n, g, steps, NEIGHBOURS: tl.constexpr, APART: tl.constexpr, A
 
 
 @triton.jit
+def beside_first(rows, row, column, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The offsets of a unit's second and third element in steps of ``row`` and ``column``; behind two columns the next
+    row's first one. Rows that lie along one axis have three columns or more."""
+    one = tl.full((), 1, tl.int64)
+    if BLOCK_K == 1:
+        return one * row * place_of(1, rows, BLOCK_R), one * row * place_of(2, rows, BLOCK_R)
+    elif BLOCK_K == 2:
+        return one * column, one * row * place_of(1, rows, BLOCK_R)
+    else:
+        return one * column, one * column * 2
+
+
+@triton.jit
 def offsets_of_units(n, g, o_r, o_k, steps, APART: tl.constexpr, ALIGN: tl.constexpr):
     """The offsets of tiles."""
     begin = begin_of_units(n, g, steps, o_k.shape[2] == 1 or APART, APART, ALIGN)
@@ -235,12 +249,8 @@ def held_units_forward(
         mean = tl.zeros_like(variance)
     elif PIVOT:
         p_unit = p_x + begin_of_units(o_n, o_place, x_steps, NEIGHBOURS, APART, ALIGN)
-        if BLOCK_K == 1:
-            pivot = pivot_of(p_unit, rows, tl.full((), 1, tl.int64) * x_row, m_u, BLOCK_R, dtype)
-        elif APART:
-            pivot = pivot_of(p_unit, columns, tl.full((), 1, tl.int64) * x_sample, m_u, BLOCK_K, dtype)
-        else:
-            pivot = pivot_of(p_unit, columns, 1, m_u, BLOCK_K if BLOCK_R > 0 else 1, dtype)
+        second, third = beside_first(rows, x_row, x_sample if APART else 1, BLOCK_R, BLOCK_K)
+        pivot = pivot_of(p_unit, second, third, m_u, dtype)
         deviation = pivoted(b_x, of_units(pivot), mask, True)
         b_total, b_squares = totals((deviation, deviation * deviation))
         mean, m2 = pivoted_moments(pivot, b_total, b_squares, count)

@@ -74,15 +74,18 @@ def corrected(centre, unit, total, squares, share):
 
 
 @triton.jit
-def pivot_of(p_unit, length, step, m_unit, BLOCK: tl.constexpr, dtype: tl.constexpr):
-    """The element of each unit that its others are counted from: the middle one of the first three of ``length``, so
-    that it is no outlier among them, or 0 where the others' distance from it could be infinite. BLOCK: the power of two
-    that holds them, or 1."""
-    second = 1 if BLOCK >= 4 else tl.minimum(length - 1, 1)
-    third = 2 if BLOCK >= 4 else tl.minimum(length - 1, 2)
+def place_of(i: tl.constexpr, length, BLOCK: tl.constexpr):
+    """``i``, 1 or 2, where so many elements have it, or the last place. BLOCK: the power of two that holds them."""
+    return i if BLOCK >= 4 else tl.minimum(length - 1, i)
+
+
+@triton.jit
+def pivot_of(p_unit, second, third, m_unit, dtype: tl.constexpr):
+    """The element of each unit that its others are counted from: the middle one of its first and those at two offsets,
+    so that it is no outlier among them, or 0 where the others' distance from it could be infinite."""
     a = tl.load(p_unit, m_unit, 0.0).to(dtype)
-    b = tl.load(p_unit + second * step, m_unit, 0.0).to(dtype)
-    c = tl.load(p_unit + third * step, m_unit, 0.0).to(dtype)
+    b = tl.load(p_unit + second, m_unit, 0.0).to(dtype)
+    c = tl.load(p_unit + third, m_unit, 0.0).to(dtype)
     middle = tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
     return tl.where(tl.abs(middle) < 2.0**126, middle, 0.0)
 

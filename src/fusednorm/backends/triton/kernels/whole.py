@@ -26,6 +26,7 @@ from fusednorm.backends.triton.kernels.moments import (
     pivot_of,
     pivoted,
     pivoted_moments,
+    place_of,
 )
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, normalized
 
@@ -186,7 +187,7 @@ def units_forward(
     else:
         if PIVOT:
             p_unit = p_x + begin_of_units(o_u, n, place, x_sample, x_unit, K, PACKED, ALIGN)
-            pivot = pivot_of(p_unit, K, 1, m_u, BLOCK_K, dtype)
+            pivot = pivot_of(p_unit, place_of(1, K, BLOCK_K), place_of(2, K, BLOCK_K), m_u, dtype)
             deviation = pivoted(b_x, pivot[:, None], mask, not EVEN)
             b_total, b_squares = tl.reduce((deviation, deviation * deviation), 1, add_pair)
             mean, m2 = pivoted_moments(pivot, b_total, b_squares, K)
