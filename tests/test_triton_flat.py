@@ -87,6 +87,9 @@ def test_it_takes_dense_evaluations_alone() -> None:
         (evaluation((125, 6, 31, 27), FP32), True),
         (evaluation((7, 253, 37, 37), FP32), False),
         (evaluation((3, 229, 56, 56), FP32, last=True), False),
+        (evaluation((64, 129, 91, 1), FP32, last=True), True),  # of some size
+        (evaluation((12, 301, 15, 15), FP32, last=True, modulated=True), True),
+        (evaluation((30, 501, 40, 1), last=True), False),
     ],
 )
 def test_which_evaluations_go_in_the_order_of_memory(problem: Problem, flat: bool) -> None:
@@ -132,6 +135,9 @@ def test_threads_of_short_vectors_have_several() -> None:
     assert flat_for(evaluation((20000, 29), FP32, modulated=True)).width == 4
     assert flat_for(evaluation((30, 100, 20, 20), last=True, modulated=True)) == FlatConfig(256, 4, 4)
     assert flat_for(evaluation((16, 256, 56, 56))) == FlatConfig(128, 8, 4)
+    assert flat_for(evaluation((4, 64, 33, 33), activation="silu")) == FlatConfig(256, 2, 8)
+    assert flat_for(evaluation((64, 129, 91, 1), FP32, last=True)) == FlatConfig(256, 2, 4)
+    assert flat_for(evaluation((43, 769, 23, 1), FP32, last=True)) == FlatConfig(256, 1, 4)
 
 
 @pytest.mark.parametrize(("shape", "tiles"), [((40000, 50), 1), ((100, 512, 7, 7), 1), ((64, 256, 56, 56), 2)])

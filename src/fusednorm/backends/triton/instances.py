@@ -596,6 +596,10 @@ def _for_rows(problem: Problem) -> Instance:
         # (3000, 3300) without a mean takes 21.0 us in steps, and 22.7 in registers, (20000, 3300) 124 and 132, with one
         # 126 and 133.
         stepped = stepped or (load_bytes(problem) == WIDEST_LOAD and count >= 16 * PROCESSORS)
+    if problem.dtype == "float32" and LARGE_HELD < length <= STEPPED_ROW and load_bytes(problem) == WIDEST_LOAD:
+        # rms_norm of (1610, 5420) takes 19.5 us in steps, and 21.0 in registers, of (1500, 7000) with silu 23.2 and
+        # 24.9, layer_norm of (3360, 8192) with relu 55.3 and 59.4, but rms_norm of (700, 5420) 11.1, and 10.5.
+        stepped = stepped or count >= 8 * PROCESSORS
     if PAIR_LOAD <= load_bytes(problem) < WIDE_LOAD and short and STEPPED_ROW < length <= 2 * STEPPED_ROW:
         # rms_norm of (470, 14310) in bf16 takes 10.1 us in steps, and 13.2 in registers, but (700, 12002) is as fast.
         stepped = stepped or (not problem.norm.has_mean and 2 * PROCESSORS < count <= 4 * PROCESSORS)
@@ -608,6 +612,8 @@ def _for_rows(problem: Problem) -> Instance:
         # rms_norm of (36, 15457) in bf16 with silu takes 4.7 us so, and 5.1 in registers, (62, 14321) in fp16 4.5 in
         # registers, and 5.1.
         return TILES
+    if simple and short and wide and 2 * STEPPED_ROW < length <= MOST_WHOLE and count > PROCESSORS // 3:
+        stepped = True  # rms_norm of (50, 28672) in fp16 takes 4.3 us in steps, and 5.5 in pieces
     uneven = short and load_bytes(problem) < PAIR_LOAD and STEPPED_ROW < length <= 2 * STEPPED_ROW
     if uneven and problem.norm.has_mean and PROCESSORS < count <= MORE_THAN_A_WAVE:
         # (166, 11443) in fp16 with silu takes 8.0 us so, and 10.5 in registers, (150, 10001) in bf16 with relu 7.0 and

@@ -209,8 +209,8 @@ def _modulated_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     with two units on 8 warps, and 9.5 with one, (100, 500, 2, 4) in bf16 3.9 with four on 16, and 4.7 with two on 4.
     Longer planes are many elements of a thread: (30, 1000, 5, 5) in bf16 takes 6.5 us with 32, and 9.3 with 16."""
     unit, short = seen.elements, seen.columns <= SHORT_ROW
-    if unit == 2 * ALL_SAMPLES and short and seen.rows > 1:
-        return HeldConfig(1, 8)
+    if unit == (2 * ALL_SAMPLES if short else ALL_SAMPLES) and seen.rows > 1 and seen.columns <= ROW_BYTES:
+        return HeldConfig(1, 8)  # (50, 640, 3, 3, 3) in bf16 with relu takes 10.4 us so, and 11.5 on two warps
     if seen.rows == 1 or seen.in_sample < MANY_MODULATED or unit > ALL_SAMPLES:
         return None
     if unit <= 256:
@@ -246,6 +246,11 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     found = _few_neighbours(problem, seen)
     if found is not None:
         return found
+    short = seen.contiguous and seen.positions and seen.elements == 128 and not problem.norm.per_batch
+    if short and size == 2 and seen.units > 64 and total <= FEW_CONTIGUOUS:
+        # (6, 64, 11, 11) in bf16 takes 2.17 us so, and 2.39 on two warps, (4, 64, 11, 11) in fp16 with scale and shift
+        # 2.11 and 2.27.
+        return HeldConfig(min(4, _fitting(seen)), 1)
     neighbours = seen.contiguous and seen.positions and not (problem.norm.per_batch or problem.modulated)
     if neighbours and seen.elements == 64 and size == 2 and total <= FEW_CONTIGUOUS and load_bytes(problem) < WIDE_LOAD:
         # (20, 17, 8, 8) in bf16 with silu takes 1.7 us so, and 2.0 with four on one warp, but (1, 200, 7, 7) 2.0, and
@@ -269,7 +274,9 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         if seen.affine == 3 and seen.units <= 16 and seen.elements == 32 and size == 4:
             most = 64  # batch_norm of (25, 10) with scale and shift and silu takes 1.5 us so, and 2.0 with 8 on four
         units = max(1, min(32 // size, most // seen.elements, _fitting(seen)))
-        return HeldConfig(units, max(1, units * seen.elements // 64) if problem.norm.per_batch else 1)
+        # Of 128 lanes in fp32 (4, 41, 3) takes 1.44 us in batch_norm on one warp, and 1.64 on two.
+        alone = not problem.norm.per_batch or (size == 4 and units * seen.elements <= 128)
+        return HeldConfig(units, 1 if alone else max(1, units * seen.elements // 64))
     groups = seen.across == "channel" and seen.rows > 1 and seen.elements <= 512
     if narrow and not small and groups:
         # (50, 448, 7, 7) in 64 groups in fp32 takes 5.0 us so, and 12.1 with two units on two warps, (64, 640, 7, 7) in
@@ -324,10 +331,14 @@ def _short_backward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if few and seen.contiguous and seen.elements <= 128:
         return HeldConfig(2, 1)  # (35, 45) in bf16 with silu takes 1.7 us so, and 2.4 with 4 units on a warp
     channels = seen.across == "sample" and seen.affine != 3 and not seen.contiguous
-    if channels and 32 <= seen.elements <= 64 and seen.units <= 4 * FEW_CHANNELS:
-        # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps; on an H100 (6, 96, 1, 5)
-        # with gelu 1.7 with two on one, and 2.1 with 8 on two.
-        return HeldConfig(1 if few else 2, 1)
+    if channels and few and 32 <= seen.elements <= 256:
+        # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps, (27, 4, 3) 1.53 and 1.84
+        # with two, (20, 6, 5) 1.65 and 1.82.
+        return HeldConfig(1, 1)
+    if channels and 32 <= seen.elements <= 64 and seen.units <= 6 * FEW_CHANNELS:
+        # On an H100 (6, 96, 1, 5) in fp32 with gelu takes 1.7 us so, and 2.1 with 8 on two, (12, 320, 3) in fp16 1.83,
+        # and 2.10 with four on two.
+        return HeldConfig(2, 1)
     found = _few_neighbours(problem, seen)
     if found is not None:
         return found
@@ -353,6 +364,19 @@ def _short_backward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
             return HeldConfig(4, 1)  # (6, 1452, 7, 7) in bf16 with gelu takes 5.2 us so, and 9.3 with 8
         if seen.elements == 512 and seen.rows == 1 and size == 2 and not problem.norm.smooth and total > 4 * SMALL_HELD:
             return HeldConfig(2, 1)  # (15, 2048, 7, 7, 7) in fp16 takes 21.6 us so, and 24.2 on two warps
+        if 128 <= seen.elements <= 256 and seen.rows == 1 and total > 12 * SMALL_HELD:
+            # (50, 2000, 75) in fp16 takes 21.3 us so, and 34.2 with four on a warp, (60, 1500, 9, 9) in bf16 with relu
+            # 22.3 and 30.8, (40, 2048, 9, 9) in fp32 24.0 and 28.8, (60, 1000, 15, 15) in bf16 29.9, and 40.0 with two,
+            # (50, 1000, 13, 13) in fp16 with gelu 25.6 and 33.8.
+            return HeldConfig(1024 // seen.elements, 1)
+        if size == 4 and seen.elements == 16 and not problem.modulated:
+            return HeldConfig(32, 1)  # (47, 1280, 3, 3) with gelu_tanh takes 6.7 us so, and 7.5 with 16 on two warps
+        if size == 2 and seen.elements == 512 and 1 < seen.rows <= 8 and not problem.norm.smooth:
+            return HeldConfig(2, 1)  # (100, 256, 9, 9) in 64 groups in fp16 takes 8.7 us so, and 10.6 with one
+        if size == 2 and seen.elements == 128 and seen.rows >= 4:
+            # (60, 1024, 5, 5) in 256 groups in fp16 with silu takes 10.3 us so, and 12.5 on one warp, (200, 256, 3, 3)
+            # in 32 in bf16 5.6 and 6.2.
+            return HeldConfig(4, 2)
         # (4, 2048, 3, 5, 5) in bf16 takes 4.3 us as one of many, and 5.5.
         return _short_narrow(seen.elements, seen.rows, total > 3 * SMALL_HELD, problem.norm.smooth)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
@@ -775,7 +799,10 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
         return _row_of_groups(problem, seen)
     if total <= FEW_CONTIGUOUS:
         # (2, 32, 128) in fp32 with leaky_relu takes 2.1 us with two on a warp, and 2.6 with four on two.
-        few = seen.units <= 64 and seen.elements == 128 and not problem.backward
+        # batch_norm of (145, 32) in bf16 with silu takes 1.9 us with two, and 2.2 with four, of (3, 60, 7, 7) in fp32
+        # 2.1 and 2.2.
+        short = seen.elements == 128 or (problem.norm.per_batch and seen.elements == 256)
+        few = seen.units <= 64 and short and not problem.backward
         # (107, 64, 3, 3) in bf16 in batch_norm takes 3.7 us with four, and 4.5 with one.
         most = 1024 if problem.backward or size > 2 else 4096
         if seen.units == 3 and not problem.backward:

@@ -189,6 +189,9 @@ def _of_positions(problem: Problem, seen: HeldUnits, full: float) -> bool | None
         # in 230 in bf16 18.6 and 14.2, (8, 1505, 15, 15) in 301 with relu 20.9 and 17.1, forward 13.5, and 14.4.
         return False
     wide = load_bytes(problem) == WIDEST_LOAD
+    large = seen.elements == SHARING_HELD and seen.units > 2 * PROCESSORS
+    if not (problem.backward or wide) and uneven(seen) and large:
+        return False  # (3, 700, 30, 30) in 100 groups in bf16 takes 11.4 us held, and 8.9 in tiles
     if not problem.backward and wide and not small and uneven(seen) and seen.elements >= LARGE_HELD:
         return False  # (5, 2560, 32, 32) in 512 groups in fp16 takes 67 us held, and 23 in tiles
     if problem.backward and seen.columns == 3 and seen.elements == LARGE_HELD and seen.in_sample > 2:
@@ -354,6 +357,8 @@ def _narrow_groups_pay(problem: Problem, seen: HeldUnits, full: float) -> bool:
     many = seen.units > 4 * PROCESSORS and not problem.modulated
     if not short and many and seen.elements == LARGE_HELD and seen.rows <= MANY_PLANES:
         return True
+    if seen.units == 1 and seen.elements == LARGE_HELD:
+        return True  # (1, 3, 519) in one group in bf16 takes 2.0 us held, and 3.2 in tiles
     if seen.elements == LARGE_HELD:
         # Of few elements too: (51, 1048, 3) in two groups in bf16 takes 4.3 us held, and 5.8 in tiles.
         some = PROCESSORS if problem.view.numel > SMALL_HELD else PROCESSORS // 2
@@ -475,7 +480,9 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         spread = tiled(problem) is not problem.folded
         if spread and problem.norm.smooth and size == 4 and seen.narrow(problem) and seen.elements > LARGE_HELD:
             return False  # (64, 384, 77) in fp32 with gelu takes 16.2 us held, and 11.0 in tiles
-        few_modulated = seen.elements <= SHARING_HELD and seen.units >= 32
+        # (16, 30, 19, 19) in bf16 with silu takes 3.4 us held, and 6.0 in tiles, (30, 20, 15, 15) in fp32 4.0 and
+        # 7.3.
+        few_modulated = seen.elements <= SHARING_HELD and seen.units >= 16
         return seen.elements <= LARGE_HELD or (full >= 0.4 and (seen.affine != 3 or few_modulated))
     if seen.affine == 3:
         # (250, 40, 4, 4) in bf16 takes 3.6 us held, and 5.4 in tiles, but (60, 256, 7, 7) 9.4 and 8.0.
@@ -483,6 +490,8 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         most = ALL_SAMPLES * (2 if seen.columns <= SHORT_ROW or seen.rows <= 4 else 1)
         # (2, 6, 32, 32) in bf16 takes 2.4 us held, and 3.2 in tiles.
         few = ALL_SAMPLES // (1 if problem.view.numel <= SMALL_HELD // 16 else 2)
+        if seen.units > 4 * PROCESSORS and seen.columns > SHORT_PLANE:
+            most //= 2  # (25, 700, 7, 7) in bf16 takes 11.3 us held, and 7.9 in tiles
         return seen.elements <= (most if seen.units >= 32 else few)
     if seen.columns % 2 == 1 and full >= 0.75 and seen.units >= 64:
         return True

@@ -114,16 +114,22 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
         return StepsConfig(8192 if problem.norm.has_mean else 16384, 16)
     if problem.reduced > 3 * MOST_ROW // 2 and not problem.norm.has_mean and problem.dtype != "float64":
         # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096; (1050, 28672) in fp32 64 us, and 70 in 8192, but
-        # on an H100 (230, 28672) 22.8, and 21.0.
-        few = problem.view.samples <= 2 * PROCESSORS
+        # (700, 26000) with silu 48, and 43, (500, 28672) 34.4, and 33.1, on an H100 (230, 28672) 22.8, and 21.0.
+        few, some = problem.view.samples <= 2 * PROCESSORS, problem.view.samples <= 6 * PROCESSORS
+        if problem.dtype == "float32" and 2 * PROCESSORS < problem.view.samples <= 3 * PROCESSORS:
+            return StepsConfig(4096, 16)  # (310, 28672) takes 22.5 us so, and 25.4 in steps of 8192
         if few and DTYPE_BYTES[problem.dtype] == 2:
             return StepsConfig(4096, 16)  # (183, 28672) in fp16 with silu takes 9.5 us so, and 12.9 on 8 warps
         if DTYPE_BYTES[problem.dtype] == 2 and problem.view.samples <= 4 * PROCESSORS:
             return StepsConfig(4096, 8)  # (445, 28672) in bf16 with leaky_relu takes 20.5 us so, and 23.4 in 8192
-        return StepsConfig(8192 if DTYPE_BYTES[problem.dtype] == 2 or few else 16384, 16)
-    if problem.dtype == "float32" and problem.norm.has_mean and problem.reduced == block == 8192:
-        return StepsConfig(2048, 16)  # (437, 8192) with silu takes 9.7 us so, and 10.8 on 8 warps
+        return StepsConfig(8192 if DTYPE_BYTES[problem.dtype] == 2 or some else 16384, 16)
     mean = problem.norm.has_mean
+    if problem.dtype == "float32" and mean and problem.reduced == block == 8192:
+        # (437, 8192) with silu takes 9.7 us so, and 10.8 on 8 warps, but (3360, 8192) with relu 57.3, and 55.3 in steps
+        # of 4096 on 8.
+        return StepsConfig(2048, 16) if problem.view.samples <= 4 * PROCESSORS else StepsConfig(4096, 8)
+    if problem.dtype == "float32" and block == 8192:
+        return StepsConfig(4096, 16)  # rms_norm of (1610, 5420) takes 19.5 us so, and 20.1 on 8 warps
     if problem.dtype == "float32" and mean and 8192 < problem.reduced <= SHORT_STEPPED:
         # (430, 10000) takes 13.1 us so, and 16.2 in steps of 4096 on 8 warps, (430, 9562) 13.5 and 16.7.
         return StepsConfig(2048, 16 if load_bytes(problem) >= WIDEST_LOAD else 4)
@@ -180,6 +186,17 @@ def plane_rows_backward_for(problem: Problem) -> StepsConfig:
 
 
 def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
+    """Two steps are one with twice as many rows on twice as many warps: layer_norm of (1853, 128) in fp16 with
+    leaky_relu takes 4.8 us so, and 6.2 in two, of (632, 144) in bf16 4.75 and 5.5, rms_norm of (220, 2111) in fp32 5.0
+    and 6.4, of (400, 3072) in fp16 7.6 and 8.6."""
+    config = _rows_in_steps(problem)
+    step, few = config.rows * config.programs, 1 < config.programs <= 2 * PROCESSORS
+    if step < problem.view.samples <= 2 * step and config.warps <= 8 and few and not config.reload:
+        return replace(config, rows=2 * config.rows, warps=2 * config.warps)
+    return config
+
+
+def _rows_in_steps(problem: Problem) -> RowsBackwardConfig:
     """Short rows: small programs, each with 16 elements a thread and three steps in flight, or four of long steps: 45
     us, not 99, on 100000 x 256 in bf16 with silu. From rows of 1024 on, 32 elements. Narrow loads are not in flight
     ahead of their use: fewer elements and more warps.

@@ -13,10 +13,10 @@ SHORT_UNITS = 512
 FEW_UNITS, MANY_UNITS = 4 * PROCESSORS, 20 * PROCESSORS
 #: Units of 32 lanes up to which twice as many on four warps are faster.
 SOME_UNITS = 200 * PROCESSORS
+#: Rows up to which a warp has four with a mean that fill little more than half of their 512 lanes.
+MANY_ROWS = 80 * PROCESSORS
 #: Programs of a row each, of which some multiprocessors have two and most of them one.
 MORE_THAN_A_WAVE = 8 * PROCESSORS // 5
-#: Rows from which on a warp with two of up to 512 elements is as fast as one with four.
-MANY_ROWS = 80 * PROCESSORS
 
 
 def whole_forward_for(problem: Problem) -> WholeConfig:
@@ -87,16 +87,21 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
             return WholeConfig(1, block // 1024)
         if not problem.norm.has_mean and block == 1024 and problem.dtype == "float32" and _some(problem):
             return WholeConfig(1, 1)  # (2752, 1024) takes 6.8 us so, and 7.6 on four warps
-        simple = problem.norm.has_mean and problem.norm.activation is None and not problem.modulated
-        if simple and size == 2 and not narrow and not _several(problem) and _some(problem):
-            # layer_norm of (2048, 2048) in bf16 takes 6.2 us so, and 6.9 with one, of (8412, 948) in fp16 10.7 and
-            # 11.8, instance_norm of (85, 54, 32, 32) 6.3 and 7.2.
-            return WholeConfig(2, block // 512)
-        planes = simple and size == 2 and not narrow and _is_sparse_plane(problem)
+        simple = problem.norm.activation is None and not problem.modulated
+        if simple and problem.norm.has_mean and size == 2 and not narrow and not _several(problem) and _some(problem):
+            # layer_norm of (8412, 948) in fp16 takes 10.7 us with two, and
+            # 11.8, instance_norm of (85, 54, 32, 32) 6.3 and 7.2. Longer ones are alone: layer_norm of (5000, 1536) in
+            # bf16 takes 10.0 us so, and 11.6 with two on four warps, (2500, 1280) in fp16 5.8 and 6.5, (4000, 2048)
+            # 10.1 and 10.2.
+            return WholeConfig(2, 2) if block == 1024 else WholeConfig(1, 2)
+        planes = simple and problem.norm.has_mean and size == 2 and not narrow and _is_sparse_plane(problem)
         if planes and block == 1024 and units > 64 * PROCESSORS:
             return WholeConfig(2, 1)  # instance_norm of (58, 192, 24, 24) in fp16 takes 8.8 us so, and 9.3 with one
         if not problem.norm.has_mean and block == 1024 and size == 2 and not narrow and _some(problem):
             return WholeConfig(2, 2)  # rms_norm of (4343, 1024) in bf16 with relu takes 6.4 us so, and 7.3 with one
+        if problem.dtype == "float32" and block == 2048 and not plane and _some(problem) and simple and not narrow:
+            # layer_norm of (2288, 1536) takes 9.9 us so, and 11.2 with one, rms_norm of (5389, 1536) 18.0 and 18.4.
+            return WholeConfig(2, 4)
         most = 32 if sparse else 8 if problem.dtype == "float32" and block == 1024 else 16
         if not problem.norm.has_mean and block == 1024 and size == 2 and units <= 8 * PROCESSORS:
             most = 8  # rms_norm of 957 x 1024 in bf16 takes 2.6 us so, and 2.7 with 16
@@ -168,9 +173,14 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     if not short and block == 64 and unit_bytes(problem) == WIDE_LOAD and problem.view.spatial == 1:
         return WholeConfig(8, 2)  # (65536, 50) takes 10.7 us so, and 12.5 on one warp
     simple = problem.norm.has_mean and problem.norm.activation is None and problem.view.spatial == 1
-    wide = unit_bytes(problem) >= PAIR_LOAD
-    if short and block == 512 and simple and wide and problem.num_statistics <= MANY_ROWS:
-        return WholeConfig(4, 1)  # on an H100 9000 x 272 in fp16 takes 5.4 us so, and 6.6 with two
+    sparse = unit_bytes(problem) >= PAIR_LOAD and 8 * problem.reduced <= 5 * block
+    if short and block == 512 and simple and sparse and problem.num_statistics <= MANY_ROWS:
+        # 8010 x 262 in fp16 takes 4.7 us so, and 5.3 with two, but 6000 x 384 5.6 and 4.9, 7000 x 440 6.4 and 6.0.
+        return WholeConfig(4, 1)
+    if short and block == 512 and not (narrow or problem.norm.has_mean) and 4 * problem.reduced >= 3 * block:
+        # rms_norm of (12000, 448) in fp16 with silu takes 7.4 us so, and 8.1 on one warp, (25000, 384) in bf16 11.3 and
+        # 12.0.
+        return WholeConfig(2, 2)
     return WholeConfig((1024 if short or (block >= 256 and not narrow) else SHORT_UNITS) // block, 1)
 
 
