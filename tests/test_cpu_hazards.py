@@ -17,6 +17,7 @@ from memory_support import needs_kept
 
 import fusednorm
 from fusednorm import choice, dispatch
+from fusednorm.activations import resolve
 from fusednorm.backends.cpu import compiler, memory
 from fusednorm.backends.cpu.instances import choose
 from fusednorm.norm import Family, norm_of
@@ -172,7 +173,9 @@ def test_a_second_large_output_costs_no_page_faults() -> None:
 # --- the choice ---
 
 
-def problem(view: View, order: str, family: Family = "group_norm", **changes: object) -> Problem:
+def problem(
+    view: View, order: str, family: Family = "group_norm", activation: str | None = None, **changes: object
+) -> Problem:
     channels_first = order == "channels_first"
     layout = Layout(
         "channels_first" if channels_first else "channels_last",
@@ -180,7 +183,9 @@ def problem(view: View, order: str, family: Family = "group_norm", **changes: ob
         view.spatial if channels_first else 1,
         1 if channels_first else view.channels,
     )
-    made = Problem(norm_of(family, 1), "forward", view, layout, "float32", output_layout=layout)
+    made = Problem(
+        norm_of(family, 1, activation=resolve(activation)), "forward", view, layout, "float32", output_layout=layout
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -188,6 +193,7 @@ EVALUATION: dict[str, object] = {"family": "batch_norm", "direction": "inference
 BATCH: dict[str, object] = {"family": "batch_norm"}
 BATCH_BACKWARD: dict[str, object] = {"family": "batch_norm", "direction": "backward"}
 HALF: dict[str, object] = {"dtype": "bfloat16"}
+SILU: dict[str, object] = {"activation": "silu"}
 
 
 @pytest.mark.parametrize(
@@ -208,9 +214,17 @@ HALF: dict[str, object] = {"dtype": "bfloat16"}
         ),
         (View(8, 512, 1, 9), "channels_first", EVALUATION, "cpu.slabs_split"),  # short planes of many samples
         (View(4, 512, 1, 9), "channels_first", EVALUATION, "cpu.planes_split"),
-        (View(40, 512, 1, 49), "channels_first", EVALUATION, "cpu.slabs_split"),
-        (View(16, 512, 1, 49), "channels_first", EVALUATION, "cpu.planes_split"),
-        (View(40, 512, 1, 49), "channels_first", {**EVALUATION, "dtype": "bfloat16"}, "cpu.planes_split"),
+        (View(84, 1024, 1, 20), "channels_first", EVALUATION, "cpu.slabs_split"),
+        (View(8, 96, 1, 20), "channels_first", EVALUATION, "cpu.planes_split"),
+        (View(40, 512, 1, 49), "channels_first", EVALUATION, "cpu.planes_split"),
+        (View(84, 1024, 1, 25), "channels_first", EVALUATION | HALF, "cpu.slabs_split"),
+        (View(40, 256, 1, 49), "channels_first", EVALUATION | HALF, "cpu.slabs_split"),
+        (View(16, 1024, 1, 49), "channels_first", EVALUATION | HALF, "cpu.planes_split"),
+        (View(64, 256, 1, 100), "channels_first", EVALUATION | HALF | SILU, "cpu.slabs_split"),
+        (View(64, 256, 1, 144), "channels_first", EVALUATION | HALF | SILU, "cpu.planes_split"),
+        (View(4, 256, 1, 100), "channels_first", EVALUATION | HALF | SILU, "cpu.planes_split"),
+        (View(64, 256, 1, 25), "channels_first", EVALUATION | SILU, "cpu.slabs_split"),
+        (View(64, 256, 1, 49), "channels_first", EVALUATION | SILU, "cpu.planes_split"),
         (View(64, 1, 1024, 1), "channels_last", {"family": "layer_norm"}, "cpu.rows"),
         # Short planes of batch_norm, as measured (instances._few_for_slabs).
         (View(4, 2048, 1, 64), "channels_first", BATCH, "cpu.planes"),
@@ -222,14 +236,22 @@ HALF: dict[str, object] = {"dtype": "bfloat16"}
         (View(16, 910, 1, 36), "channels_first", BATCH, "cpu.planes"),
         (View(128, 113, 1, 36), "channels_first", BATCH, "cpu.slabs"),
         (View(32, 136, 1, 120), "channels_first", BATCH, "cpu.planes"),
+        (View(48, 143, 1, 81), "channels_first", BATCH, "cpu.slabs"),
+        (View(48, 143, 1, 121), "channels_first", BATCH, "cpu.planes"),
+        (View(48, 143, 1, 144), "channels_first", BATCH, "cpu.slabs"),
+        (View(112, 143, 1, 144), "channels_first", BATCH | HALF, "cpu.slabs"),
+        (View(40, 256, 1, 256), "channels_first", BATCH | HALF, "cpu.planes"),
         (View(32, 1820, 1, 9), "channels_first", BATCH, "cpu.planes"),
         (View(64, 8192, 1, 2), "channels_first", BATCH, "cpu.slabs"),
         (View(6, 1624, 1, 55), "channels_first", BATCH_BACKWARD, "cpu.planes"),
         (View(16, 3640, 1, 9), "channels_first", BATCH_BACKWARD, "cpu.slabs"),
-        (View(8, 4096, 1, 16), "channels_first", BATCH_BACKWARD, "cpu.slabs"),
+        (View(8, 4096, 1, 16), "channels_first", BATCH_BACKWARD, "cpu.planes"),
+        (View(64, 143, 1, 25), "channels_first", BATCH_BACKWARD, "cpu.planes"),
         (View(4, 8192, 1, 16), "channels_first", BATCH_BACKWARD, "cpu.planes"),
         (View(32, 256, 1, 64), "channels_first", BATCH_BACKWARD, "cpu.planes"),
-        (View(32, 256, 1, 64), "channels_first", BATCH_BACKWARD | HALF, "cpu.slabs"),
+        (View(32, 256, 1, 64), "channels_first", BATCH_BACKWARD | HALF, "cpu.planes"),
+        (View(64, 143, 1, 20), "channels_first", BATCH_BACKWARD | HALF, "cpu.slabs"),
+        (View(64, 143, 1, 28), "channels_first", BATCH_BACKWARD | HALF, "cpu.planes"),
         (View(8, 1024, 1, 64), "channels_first", BATCH_BACKWARD | HALF, "cpu.planes"),
     ],
 )

@@ -72,10 +72,12 @@ SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
 #: Few units of so many elements, half as many in a backward, whose planes have SPLIT_PLANE at most, are not split: each
 #: piece costs 40 ns. Four units of 1024 planes of 33 took 178 us forward in pieces on two threads, and take 67.
 WHOLE_UNIT, SPLIT_PLANE = 1 << 18, 1024
-#: batch_norm's planes of SHORT_PLANE elements at most may be taken in slabs, where a loop over each alone would start
-#: for little work. A row of several planes is to have WIDE_ROW elements, and has SHORT_ROW at least, or SHORTEST_ROW
-#: where it is the whole sample.
-SHORT_PLANE, WIDE_ROW, SHORT_ROW, SHORTEST_ROW = 128, 512, 128, 16
+#: batch_norm's planes of SHORT_PLANE elements at most, in 16 bits LONGEST_NARROW, may be taken in slabs, where a loop
+#: over each alone would start for little work. A row of several planes is to have WIDE_ROW elements, and has SHORT_ROW
+#: at least, or SHORTEST_ROW where it is the whole sample.
+SHORT_PLANE, LONGEST_NARROW, WIDE_ROW, SHORT_ROW, SHORTEST_ROW = 128, 320, 512, 128, 16
+#: Elements in 32 bits from which on a forward of planes longer than half of SHORT_PLANE is worth slabs.
+FEWEST_IN_SLABS = 3 << 17
 #: Elements of a segment of rows that are worth a thread's while, and tasks of a backward over columns at most.
 FEWEST_ELEMENTS, MOST_TASKS = 16384, 64
 #: Elements of a slab at least and at most.
@@ -112,8 +114,8 @@ LONGEST_FLAT, FEWEST_FLAT = 32, 4
 #: thread (3640, 2, 3, 3) in float32 with silu takes 92 us forward and 184 backward so, in slabs 407 and 1219, (44, 30,
 #: 7, 7) 16 and 71, and 28 and 89, but (32, 8, 16, 16) 22 and 95, and 19 and 76.
 LONGEST_SAMPLE, FEWEST_SAMPLES = 1536, 16
-#: Samples from which on an evaluation takes planes shorter than a vector as rows; of longer ones four times as many.
-FEWEST_SHORT, LONGEST_SHORT = 8, 64
+#: Samples from which on an evaluation takes planes shorter than a vector as rows, and elements in all of longer ones.
+FEWEST_SHORT, FEWEST_EVALUATED = 8, 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,26 +543,46 @@ def _cheap_whole(problem: Problem) -> bool:
 
 def _many_short_planes(problem: Problem) -> bool:
     """Whether an evaluation of channels_first has so many planes to a channel that numbers for each element of a sample
-    are made sooner than a loop begins for each plane: in float32 (84, 1024, 3, 3) takes 130 us so, and 396 plane by
-    plane, (40, 512, 7, 7) 95 and 131, but (8, 512, 7, 7) 39 and 33, and (16, 512, 7, 7) in bfloat16 137 and 60."""
-    view = problem.view
-    if view.spatial < VECTOR:
-        return view.samples >= FEWEST_SHORT
-    return view.spatial <= LONGEST_SHORT and view.samples >= 4 * FEWEST_SHORT and problem.dtype == "float32"
+    are made sooner than a loop begins for each plane, whose last elements fill no vector. On two threads, us so and
+    plane by plane: in float32 (32, 512, 9) 44 and 93, (84, 1024, 20) 408 and 502, (84, 1024, 49) 845 and 795, with silu
+    (84, 1024, 25) 621 and 920; in bfloat16 (84, 1024, 25) 388 and 603, (40, 256, 49) 88 and 111, (128, 512, 64) 885 and
+    722, with silu (84, 1024, 49) 1085 and 2109, (64, 256, 100) 524 and 727, (64, 256, 64) 355 and 386."""
+    view, activated = problem.view, problem.norm.activation is not None
+    samples, plane = view.samples, view.spatial
+    if plane < VECTOR:
+        return samples >= FEWEST_SHORT
+    if view.numel < FEWEST_EVALUATED or problem.dtype == "float64":
+        return False
+    if problem.dtype == "float32":
+        return plane < (2 if activated else 1.5) * VECTOR
+    if activated and plane % VECTOR:
+        return plane <= (SHORT_PLANE if samples >= 2 * FEWEST_SHORT else SHORT_PLANE // 2)
+    return plane <= 2 * VECTOR or (plane % VECTOR > 0 and plane <= 3.5 * VECTOR and samples >= 5 * FEWEST_SHORT)
 
 
 def _few_for_slabs(problem: Problem) -> bool:
     """Whether batch_norm's planes are too few, or too long, to be taken in slabs: a slab leaves two numbers for each
     channel, which its samples have to repay. On two threads, us in planes and in slabs: forward in float32
     (4, 2048, 64) 115 and 218, (16, 2048, 16) 124 and 141, (16, 512, 64) 114 and 123, (32, 1820, 9) 153 and 166,
-    (128, 113, 36) 278 and 161; in bfloat16 (16, 512, 64) 162 and 157, (4, 2048, 64) 189 and 203; backward in float32
-    (4, 2048, 64) 124 and 229, (16, 3640, 9) 355 and 240, (32, 256, 64) 113 and 169, in bfloat16 125 and 110."""
+    (128, 113, 36) 278 and 161, (48, 143, 81) 320 and 234, (48, 143, 121) 360 and 379, (48, 143, 144) 391 and 345; in
+    bfloat16 (16, 512, 64) 162 and 157, (4, 2048, 64) 189 and 203, (48, 143, 169) 446 and 342, (112, 143, 144) 740 and
+    485, (40, 256, 256) 618 and 690; backward in float32 (4, 2048, 64) 124 and 229, (16, 3640, 9) 355 and 240, (32, 256,
+    64) 113 and 169, (8, 4096, 16) 305 and 427, in bfloat16 (64, 143, 20) 107 and 100, and (64, 143, 28) 112 and 182."""
     samples, plane, narrow = problem.view.samples, problem.view.spatial, DTYPE_BYTES[problem.dtype] == 2
     if problem.backward:
+        if by_vectors(problem) and not (narrow and (plane <= 3 * VECTOR // 2 or problem.norm.activation is not None)):
+            return True
         return plane > SHORT_PLANE // (2 if narrow else 4) or samples < max(8, plane // (4 if narrow else 2))
     if plane < VECTOR:
         return samples < 12 * plane
-    return plane > SHORT_PLANE or samples < 16 or (not narrow and plane > min(samples, 63))
+    if narrow:
+        return samples < 16 or plane > min(4 * samples, LONGEST_NARROW)
+    vectors = plane % VECTOR == 0 and plane <= 10 * VECTOR
+    some = SHORT_PLANE // 2 < plane <= min(2 * samples, SHORT_PLANE)
+    many = problem.dtype == "float32" and problem.view.numel >= FEWEST_IN_SLABS and plane > SHORT_PLANE // 2
+    if many and ((some and samples >= 40) or (vectors and samples >= 48)):
+        return False
+    return samples < 16 or plane > min(samples, 63)
 
 
 def choose(problem: Problem) -> Instance:
