@@ -33,8 +33,9 @@ from fusednorm.backends.cpu.frame import CLAIM, HEAD, Frame
 from fusednorm.private.torch_names import openmp_libraries
 
 #: Below this many bytes of work a second thread costs more than it saves: on an Intel Xeon an evaluation of batch_norm
-#: of (1, 160, 16, 16) takes 11 us on one thread and 16 on two, of (1, 256, 20, 20) 25 and 20.
-SERIAL_BYTES = 3 << 16
+#: of (4, 64, 16, 16) takes 14 us on one thread and 17 on two, of (8, 64, 16, 16) 26 and 21, layer_norm of (96, 512)
+#: 15.5 and 17.1, of (192, 512) 28 and 26, its backward of (96, 512) 26 and 34, of (192, 512) 55 and 40.
+SERIAL_BYTES = 5 << 16
 #: Shares of each thread's range, and bytes of work below which it is one: what a thread takes from another's range
 #: costs a small loop more than it waits. On that Xeon layer_norm of (16, 4096) in float32 takes 12.2 us so, and 13.7.
 SHARES, SHARED_BYTES = 4, 1 << 20

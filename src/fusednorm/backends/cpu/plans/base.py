@@ -120,12 +120,14 @@ class Plan:
         self.idle: list[Frame] = []
 
     def _work_bytes(self) -> int:
-        """The bytes that a kernel without an activation reads in about the time that a pass over the input takes."""
+        """The bytes of float32 or float64 that a kernel without an activation reads in about the time that a pass over
+        the input takes: 16 bits take as long as float32."""
         activation, rows = self.problem.norm.activation, self.samples * self.channels
         if self.problem.view.spatial == 1 or self.problem.norm.per_position:
             rows = self.num_statistics
         flops = 0 if activation is None else activation.flops
-        return self.tensor_bytes + self.tensor_bytes * flops // FLOPS_OF_A_BYTE + ROW_BYTES * rows
+        size = self.problem.view.numel * DTYPE_BYTES[self.problem.compute_dtype]
+        return size + size * flops // FLOPS_OF_A_BYTE + ROW_BYTES * rows
 
     def kernel(self, function: str, *, activated: bool = True, module: str | None = None) -> int:
         """A kernel's address. A kernel that is not ``activated`` is shared by all activations."""
@@ -359,6 +361,10 @@ class BackwardPlan(Plan):
     def loops(self) -> list[Loop]:
         """The loops of a call, with their workspace reserved."""
         raise NotImplementedError
+
+    def _work_bytes(self) -> int:
+        """Those of one of the two tensors that a backward reads, a pass over which takes half as long again."""
+        return super()._work_bytes() * 3 // 4
 
     def keeps(self, elements: int, most: int = KEPT_ELEMENTS) -> bool:
         """Whether units of so many elements keep dz between two passes: that moves 8 bytes per element in cache."""
