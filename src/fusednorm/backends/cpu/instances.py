@@ -67,7 +67,11 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 
 T = TypeVar("T")
 
-MINIMUM_UNITS = 16  # units below which one kernel per unit would leave threads idle
+#: Units below which one kernel for each would leave threads idle, forward and backward; pieces are read twice from
+#: memory. On two threads, us whole and in pieces: batch_norm of (16, 12, 64, 64) in bfloat16 148 and 187, backward 233
+#: and 265, group_norm of (1, 256, 96, 96) in 8 groups 611 and 760, of (5, 3, 209, 209) in one with silu 282 and 259,
+#: backward 460 and 596.
+MINIMUM_UNITS, MINIMUM_UNITS_BACKWARD = 8, 5
 SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
 #: Few units of so many elements, half as many in a backward, whose planes have SPLIT_PLANE at most, are not split: each
 #: piece costs 40 ns. Four units of 1024 planes of 33 took 178 us forward in pieces on two threads, and take 67.
@@ -603,7 +607,8 @@ def choose(problem: Problem) -> Instance:
             return SLABS
         if inference and _many_short_planes(problem) and SLABS_SPLIT.supports(problem) is None:
             return SLABS_SPLIT
-        few = problem.num_statistics < MINIMUM_UNITS and size > SMALL_BYTES
+        least = MINIMUM_UNITS_BACKWARD if problem.backward else MINIMUM_UNITS
+        few = problem.num_statistics < least and size > SMALL_BYTES
         return PLANES_SPLIT if inference or (few and not _cheap_whole(problem)) else PLANES
     if inference or problem.norm.per_batch:
         return SLABS_SPLIT

@@ -209,7 +209,7 @@ def _modulated_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     with two units on 8 warps, and 9.5 with one, (100, 500, 2, 4) in bf16 3.9 with four on 16, and 4.7 with two on 4.
     Longer planes are many elements of a thread: (30, 1000, 5, 5) in bf16 takes 6.5 us with 32, and 9.3 with 16."""
     unit, short = seen.elements, seen.columns <= SHORT_ROW
-    if unit == (2 * ALL_SAMPLES if short else ALL_SAMPLES) and seen.rows > 1 and seen.columns <= ROW_BYTES:
+    if unit == (2 * ALL_SAMPLES if short else ALL_SAMPLES) and seen.rows > 1 and seen.columns <= 4 * SHORT_ROW:
         return HeldConfig(1, 8)  # (50, 640, 3, 3, 3) in bf16 with relu takes 10.4 us so, and 11.5 on two warps
     if seen.rows == 1 or seen.in_sample < MANY_MODULATED or unit > ALL_SAMPLES:
         return None

@@ -89,10 +89,9 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
             return WholeConfig(1, 1)  # (2752, 1024) takes 6.8 us so, and 7.6 on four warps
         simple = problem.norm.activation is None and not problem.modulated
         if simple and problem.norm.has_mean and size == 2 and not narrow and not _several(problem) and _some(problem):
-            # layer_norm of (8412, 948) in fp16 takes 10.7 us with two, and
-            # 11.8, instance_norm of (85, 54, 32, 32) 6.3 and 7.2. Longer ones are alone: layer_norm of (5000, 1536) in
-            # bf16 takes 10.0 us so, and 11.6 with two on four warps, (2500, 1280) in fp16 5.8 and 6.5, (4000, 2048)
-            # 10.1 and 10.2.
+            # layer_norm of (8412, 948) in fp16 takes 10.7 us with two, and 11.8 with one, instance_norm of (85, 54, 32,
+            # 32) 6.3 and 7.2. Longer ones are alone: layer_norm of (5000, 1536) in bf16 takes 10.0 us so, and 11.6 with
+            # two on four warps, (2500, 1280) in fp16 5.8 and 6.5, (4000, 2048) 10.1 and 10.2.
             return WholeConfig(2, 2) if block == 1024 else WholeConfig(1, 2)
         planes = simple and problem.norm.has_mean and size == 2 and not narrow and _is_sparse_plane(problem)
         if planes and block == 1024 and units > 64 * PROCESSORS:
