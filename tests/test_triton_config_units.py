@@ -1910,6 +1910,11 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
             "backward",
             RowsBackwardConfig(8, 2, 264, stages=3),
         ),
+        (("batch_norm", 0, None, False), (56, 437), torch.float32, False, "forward", HeldConfig(8, 8)),
+        (("batch_norm", 0, "relu", False), (33, 300), torch.float32, False, "forward", HeldConfig(4, 4)),
+        (("layer_norm", 1, None, False), (82, 497), torch.bfloat16, False, "forward", WholeConfig(1, 4)),
+        (("layer_norm", 1, None, False), (160, 497), torch.bfloat16, False, "forward", WholeConfig(1, 1)),
+        (("batch_norm", 0, None, False), (60, 700), torch.float32, False, "forward", HeldConfig(8, 8)),
     ],
 )  # fmt: skip
 def test_the_configurations_of_drawn_shapes_that_were_measured(

@@ -271,6 +271,8 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # on one, and 2.2 with 8.
         some = seen.elements >= 16 and seen.in_sample >= 128 and seen.units <= MANY_SHORT
         most = 256 if problem.norm.per_batch else 64 if some else 128
+        if seen.elements == 64 and seen.units > 3 * PROCESSORS:
+            most = 512  # batch_norm of (56, 437) in fp32 takes 1.94 us so, and 2.04 with four, (60, 700) 2.01 and 2.11
         if seen.affine == 3 and seen.units <= 16 and seen.elements == 32 and size == 4:
             most = 64  # batch_norm of (25, 10) with scale and shift and silu takes 1.5 us so, and 2.0 with 8 on four
         units = max(1, min(32 // size, most // seen.elements, _fitting(seen)))

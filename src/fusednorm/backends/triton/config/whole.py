@@ -272,11 +272,12 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
         return WholeConfig(1, 4)  # (2, 148, 31, 13) in fp32 with gelu takes 2.2 us so, and 2.7 on one warp
     # Others are a warp's each: rms_norm of (4, 138) in bf16 takes 1.32 us so, and 1.37 on four, in fp32 (1, 16, 341) in
     # instance_norm 1.43 and 1.52, (34, 67, 3) in one group 1.72 and 1.79, but layer_norm of (2, 483) in fp16 1.82, and
-    # 1.59, (10, 300, 5) in 5 groups in bf16 1.92, and 1.71.
-    if busy or (block == 512 and _several(problem)):
+    # 1.59, (82, 497) in bf16 1.99 and 1.83, (10, 300, 5) in 5 groups in bf16 1.92, and 1.71.
+    single, rows = block == 512 and narrow and size == 2, problem.view.spatial == problem.view.groups == 1
+    if busy or (block == 512 and _several(problem)) or (single and rows and problem.norm.has_mean):
         few = PROCESSORS
     else:
-        few = PROCESSORS // 4 - 1 if block == 512 and narrow and size == 2 else 0
+        few = PROCESSORS // 4 - 1 if single else 0
     if block == 512 and narrow and problem.modulated and _several(problem) and units <= 2 * PROCESSORS:
         return WholeConfig(1, 4)  # (6, 960, 17) in 32 groups in fp16 takes 2.0 us so, and 2.6 on one warp
     if block == 256 and units > 8 * PROCESSORS and not narrow:
