@@ -226,12 +226,6 @@ SILU: dict[str, object] = {"activation": "silu"}
         (View(64, 256, 1, 25), "channels_first", EVALUATION | SILU, "cpu.slabs_split"),
         (View(64, 256, 1, 49), "channels_first", EVALUATION | SILU, "cpu.planes_split"),
         (View(64, 1, 1024, 1), "channels_last", {"family": "layer_norm"}, "cpu.rows"),
-        # Few units, whole and in pieces, as measured (instances.MINIMUM_UNITS).
-        (View(1, 8, 32, 9216), "channels_first", {}, "cpu.planes"),
-        (View(1, 7, 32, 9216), "channels_first", {}, "cpu.planes_split"),
-        (View(5, 1, 3, 43681), "channels_first", {}, "cpu.planes_split"),
-        (View(5, 1, 3, 43681), "channels_first", {"direction": "backward"}, "cpu.planes"),
-        (View(4, 1, 3, 43681), "channels_first", {"direction": "backward"}, "cpu.planes_split"),
         # Short planes of batch_norm, as measured (instances._few_for_slabs).
         (View(4, 2048, 1, 64), "channels_first", BATCH, "cpu.planes"),
         (View(6, 1624, 1, 55), "channels_first", BATCH, "cpu.planes"),

@@ -67,11 +67,12 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 
 T = TypeVar("T")
 
-#: Units below which one kernel for each would leave threads idle, forward and backward; pieces are read twice from
-#: memory. On two threads, us whole and in pieces: batch_norm of (16, 12, 64, 64) in bfloat16 148 and 187, backward 233
-#: and 265, group_norm of (1, 256, 96, 96) in 8 groups 611 and 760, of (5, 3, 209, 209) in one with silu 282 and 259,
-#: backward 460 and 596.
-MINIMUM_UNITS, MINIMUM_UNITS_BACKWARD = 8, 5
+#: Units below which one kernel for each would leave threads idle; those, forward and backward, and the bytes of each,
+#: where a unit is read a second time from a core's cache, and pieces from memory. On two threads, us whole and in
+#: pieces: batch_norm of (16, 12, 64, 64) in bfloat16 148 and 187, backward 233 and 265, group_norm of (1, 256, 96, 96)
+#: in 8 groups 611 and 760, of (5, 3, 209, 209) in one with silu 282 and 259, backward 460 and 596, but of (1, 512,
+#: 256, 256) in 8 groups 26500 and 21800.
+MINIMUM_UNITS, CACHED_UNITS, CACHED_UNITS_BACKWARD, CACHED_UNIT_BYTES = 16, 8, 5, 1 << 21
 SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
 #: Few units of so many elements, half as many in a backward, whose planes have SPLIT_PLANE at most, are not split: each
 #: piece costs 40 ns. Four units of 1024 planes of 33 took 178 us forward in pieces on two threads, and take 67.
@@ -607,7 +608,9 @@ def choose(problem: Problem) -> Instance:
             return SLABS
         if inference and _many_short_planes(problem) and SLABS_SPLIT.supports(problem) is None:
             return SLABS_SPLIT
-        least = MINIMUM_UNITS_BACKWARD if problem.backward else MINIMUM_UNITS
+        least = CACHED_UNITS_BACKWARD if problem.backward else CACHED_UNITS
+        if size > CACHED_UNIT_BYTES * problem.num_statistics:
+            least = MINIMUM_UNITS
         few = problem.num_statistics < least and size > SMALL_BYTES
         return PLANES_SPLIT if inference or (few and not _cheap_whole(problem)) else PLANES
     if inference or problem.norm.per_batch:
