@@ -362,25 +362,7 @@ def _short_backward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
         return _positions_backward(problem, seen)
     if narrow and not small and 16 <= seen.elements <= 512 and not seen.contiguous:
-        if seen.elements == 64 and problem.modulated and problem.norm.smooth:
-            return HeldConfig(4, 1)  # (6, 1452, 7, 7) in bf16 with gelu takes 5.2 us so, and 9.3 with 8
-        if seen.elements == 512 and seen.rows == 1 and size == 2 and not problem.norm.smooth and total > 4 * SMALL_HELD:
-            return HeldConfig(2, 1)  # (15, 2048, 7, 7, 7) in fp16 takes 21.6 us so, and 24.2 on two warps
-        if 128 <= seen.elements <= 256 and seen.rows == 1 and total > 12 * SMALL_HELD:
-            # (50, 2000, 75) in fp16 takes 21.3 us so, and 34.2 with four on a warp, (60, 1500, 9, 9) in bf16 with relu
-            # 22.3 and 30.8, (40, 2048, 9, 9) in fp32 24.0 and 28.8, (60, 1000, 15, 15) in bf16 29.9, and 40.0 with two,
-            # (50, 1000, 13, 13) in fp16 with gelu 25.6 and 33.8.
-            return HeldConfig(1024 // seen.elements, 1)
-        if size == 4 and seen.elements == 16 and not problem.modulated:
-            return HeldConfig(32, 1)  # (47, 1280, 3, 3) with gelu_tanh takes 6.7 us so, and 7.5 with 16 on two warps
-        if size == 2 and seen.elements == 512 and 1 < seen.rows <= 8 and not problem.norm.smooth:
-            return HeldConfig(2, 1)  # (100, 256, 9, 9) in 64 groups in fp16 takes 8.7 us so, and 10.6 with one
-        if size == 2 and seen.elements == 128 and seen.rows >= 4:
-            # (60, 1024, 5, 5) in 256 groups in fp16 with silu takes 10.3 us so, and 12.5 on one warp, (200, 256, 3, 3)
-            # in 32 in bf16 5.6 and 6.2.
-            return HeldConfig(4, 2)
-        # (4, 2048, 3, 5, 5) in bf16 takes 4.3 us as one of many, and 5.5.
-        return _short_narrow(seen.elements, seen.rows, total > 3 * SMALL_HELD, problem.norm.smooth)
+        return _short_narrow(problem, seen, total)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         if seen.samples == 1:  # and no second launch
             return _alone(problem, seen)
@@ -870,17 +852,36 @@ def _row_of_groups(problem: Problem, seen: HeldUnits) -> int:
     return min(least, power_of_two(max(1, 8 * seen.units // PROCESSORS, 2048 // seen.elements)))
 
 
-def _short_narrow(unit: int, rows: int, many: bool, smooth: bool) -> HeldConfig:
+def _short_narrow(problem: Problem, seen: HeldUnits, total: int) -> HeldConfig:
     """Short units of narrow loads in a backward: one warp with 16 elements a thread, or 32 of longer units. In bf16
     (22, 2048, 5, 5, 5) takes 16 us with four units on one warp, and 29 with eight on four. The shortest have two warps:
     (120, 700, 27) in fp16 takes 14.9 us with them, and 17.9 with one. So have the longest: (45, 256, 315) in fp32 takes
     14.4 us with them, and 17.5 with one, on an H100 (25, 700, 361) in bf16 with silu 22.7, and 25.2, and some that are
     not many, but (10, 1280, 7, 7) in fp16 with silu takes 5.9 us with one, and 8.3 with two."""
-    if unit == 512 and 1 < rows <= 8:  # (50, 448, 7, 7) in 64 groups in fp32 takes 8.8 us so, and 11.0 with two on two
-        return HeldConfig(1, 1)
+    unit, size, smooth = seen.elements, DTYPE_BYTES[problem.dtype], problem.norm.smooth
+    if unit == 16 and size == 4 and not problem.modulated:
+        return HeldConfig(32, 1)  # (47, 1280, 3, 3) with gelu_tanh takes 6.7 us so, and 7.5 with 16 on two warps
     if unit == 16:  # on an H100 (48, 1280, 3, 3) in fp32 with silu takes 7.6 us so, and 8.3 with 32 on 8 warps
         return HeldConfig(16, 2)
-    if unit <= 32 or not (many or (smooth and unit == 64)):
+    if unit == 64 and problem.modulated and smooth:
+        return HeldConfig(4, 1)  # (6, 1452, 7, 7) in bf16 with gelu takes 5.2 us so, and 9.3 with 8
+    if unit == 512 and seen.rows == 1 and size == 2 and not smooth and total > 4 * SMALL_HELD:
+        return HeldConfig(2, 1)  # (15, 2048, 7, 7, 7) in fp16 takes 21.6 us so, and 24.2 on two warps
+    if unit == 512 and 1 < seen.rows <= 8:
+        # (50, 448, 7, 7) in 64 groups in fp32 takes 8.8 us so, and 11.0 with two on two, but (100, 256, 9, 9) in 64 in
+        # fp16 8.7 with two on one, and 10.6.
+        return HeldConfig(2 if size == 2 and not smooth else 1, 1)
+    if 128 <= unit <= 256 and seen.rows == 1 and total > 12 * SMALL_HELD:
+        # (50, 2000, 75) in fp16 takes 21.3 us so, and 34.2 with four on a warp, (60, 1500, 9, 9) in bf16 with relu 22.3
+        # and 30.8, (40, 2048, 9, 9) in fp32 24.0 and 28.8, (60, 1000, 15, 15) in bf16 29.9, and 40.0 with two, (50,
+        # 1000, 13, 13) in fp16 with gelu 25.6 and 33.8.
+        return HeldConfig(1024 // unit, 1)
+    if unit == 128 and size == 2 and seen.rows >= 4:
+        # (60, 1024, 5, 5) in 256 groups in fp16 with silu takes 10.3 us so, and 12.5 on one warp, (200, 256, 3, 3) in
+        # 32 in bf16 5.6 and 6.2.
+        return HeldConfig(4, 2)
+    # (4, 2048, 3, 5, 5) in bf16 takes 4.3 us as one of many, and 5.5.
+    if unit <= 32 or not (total > 3 * SMALL_HELD or (smooth and unit == 64)):
         return HeldConfig(512 // unit, 2)
     if unit <= 256:
         return HeldConfig(512 // unit, 1)
