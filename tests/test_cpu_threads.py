@@ -27,8 +27,8 @@ from fusednorm.bench.judging import Results
 from fusednorm.bench.workloads import Inputs, Workload, draw
 from fusednorm.choice import choose
 from fusednorm.norm import norm_of
-from fusednorm.operands import Operands
-from fusednorm.problems import forward_problem
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problems import backward_problem, forward_problem
 
 # More than a thread takes alone, in more units, pieces, slabs or rows than there are threads.
 WORKLOADS = {
@@ -190,6 +190,25 @@ def test_every_task_is_done_once(tasks: int, count: int, share: int, work: int, 
 @pytest.mark.parametrize(("work", "shares"), [((1 << 20) - 1, 1), (1 << 20, 4)])
 def test_each_thread_takes_its_part_of_a_small_loop_at_once(work: int, shares: int, team: str) -> None:
     assert len(claims_of(32, 2, work=work)) == 2 * shares
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "backward", "serial"),
+    [
+        (128, torch.float32, False, True),
+        (192, torch.float32, False, False),
+        (128, torch.bfloat16, False, True),
+        (160, torch.bfloat16, False, False),  # which takes as long as float32
+        (96, torch.float32, True, True),
+        (128, torch.float32, True, False),
+    ],
+)
+def test_a_small_loop_over_rows_is_one_threads(rows: int, dtype: torch.dtype, backward: bool, serial: bool) -> None:
+    norm, x, given = norm_of("layer_norm", 1), torch.ones(rows, 512, dtype=dtype), torch.ones(rows)
+    problem = forward_problem(norm, Operands(x))
+    if backward:
+        problem = backward_problem(norm, BackwardOperands(x, x, given, given))
+    assert choose(problem).plan(problem).program.serial is serial
 
 
 @pytest.mark.parametrize(("shape", "serial"), [((1, 160, 16, 16), True), ((1, 256, 20, 20), False)])
