@@ -239,6 +239,7 @@ SILU: dict[str, object] = {"activation": "silu"}
         (View(48, 143, 1, 81), "channels_first", BATCH, "cpu.slabs"),
         (View(48, 143, 1, 121), "channels_first", BATCH, "cpu.planes"),
         (View(48, 143, 1, 144), "channels_first", BATCH, "cpu.slabs"),
+        (View(112, 256, 1, 256), "channels_first", BATCH, "cpu.planes"),
         (View(112, 143, 1, 144), "channels_first", BATCH | HALF, "cpu.slabs"),
         (View(40, 256, 1, 256), "channels_first", BATCH | HALF, "cpu.planes"),
         (View(32, 1820, 1, 9), "channels_first", BATCH, "cpu.planes"),

@@ -191,7 +191,7 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     and 6.4, of (400, 3072) in fp16 7.6 and 8.6."""
     config = _rows_in_steps(problem)
     step, few = config.rows * config.programs, 1 < config.programs <= 2 * PROCESSORS
-    if step < problem.view.samples <= 2 * step and config.warps <= 8 and few and not config.reload:
+    if step < problem.view.samples <= 2 * step and config.warps <= 8 and few:
         return replace(config, rows=2 * config.rows, warps=2 * config.warps)
     return config
 
