@@ -60,7 +60,15 @@ from fusednorm.backends.triton.config.rows import (
 from fusednorm.backends.triton.config.tiles import of_points, passes_for, points_passes_for, tiled
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import MORE_THAN_A_WAVE, whole_forward_for, whole_sum_for
-from fusednorm.backends.triton.runs import FEW, PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, load_bytes, single_floats
+from fusednorm.backends.triton.runs import (
+    FEW,
+    PAIR_LOAD,
+    WIDE_LOAD,
+    WIDEST_LOAD,
+    load_bytes,
+    power_of_two,
+    single_floats,
+)
 from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
 from fusednorm.norm import ROW_FAMILIES
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
@@ -70,6 +78,8 @@ MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thre
 #: all multiprocessors. Of so few longer rows pieces to a program are faster than rows: 60 rows of 150528 in bf16 took
 #: 18.5 us, and 42 in rows.
 STEPPED_ROW, FEW_LONG_ROWS = 8192, 4 * PROCESSORS
+#: Rows of so many elements or fewer, so few of which are faster held than whole.
+HELD_ROWS = 32
 #: STEPPED_ROW of rms_norm in 32 bits that fills no tile: (1050, 28672) with relu takes 64 us in steps, and 73 in one.
 LONGEST_HELD = 24576
 #: STEPPED_ROW of rms_norm without a smooth activation: 16384 x 4096 in bf16 takes 67.5 us in steps, and 71.6 in one,
@@ -628,6 +638,12 @@ def _for_rows(problem: Problem) -> Instance:
     odd = single_floats(problem) and not problem.norm.has_mean
     if odd and LARGE_HELD // 2 < length <= LARGE_HELD and count > 4 * PROCESSORS and HELD.supports(problem) is None:
         return HELD  # rms_norm of (2000, 3001) takes 13.6 us so, and 15.8 whole
+    few = count <= HELD_ROWS and LARGE_HELD // 2 < length <= STEPPED_ROW and not problem.norm.smooth and wide
+    few = few and (8 * length >= 7 * power_of_two(length) or (short and length <= LARGE_HELD))
+    if few and not stepped and HELD.supports(problem) is None:
+        # (8, 8192) in bf16 with relu takes 2.7 us so, and 2.9 whole, (13, 8192) in fp32 2.9 and 3.1, rms_norm of (4,
+        # 4096) in bf16 1.8 and 1.9, but of (3, 5120) in fp32 2.1, and 2.0.
+        return HELD
     if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or (wide and count > PROCESSORS)):
         return WHOLE
     longest = LONGEST_OF_PAIRS if problem.norm.has_mean else 2 * LONGEST_OF_PAIRS

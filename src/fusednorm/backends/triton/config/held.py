@@ -77,7 +77,7 @@ def _by_size(problem: Problem, seen: HeldUnits) -> HeldConfig:
         alone = False  # (8, 700, 6, 6) in bf16 takes 2.5 us backward with two units to a program, and 2.8 with one
     sparse = seen.elements == 1024 and 8 * problem.reduced <= 5 * seen.elements and not narrow
     planes = seen.across == "channel" and problem.view.group_channels == 1 and problem.norm.activation is None
-    if problem.backward and sparse and planes and DTYPE_BYTES[problem.dtype] == 2 and seen.units > 64 * PROCESSORS:
+    if problem.backward and sparse and planes and DTYPE_BYTES[problem.dtype] == 2 and seen.units > 48 * PROCESSORS:
         return HeldConfig(2, 2)  # (58, 192, 24, 24) in fp16 takes 13.7 us so, and 15.9 with one unit
     units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
     units = max(1, min(units, _fitting(seen), most_together(problem, seen)))
@@ -108,6 +108,11 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         if seen.elements > MOST_APART:  # (3, 4, 20, 20) in fp16 takes 2.2 us with a channel on 8 warps, 2.4 with two
             return HeldConfig(max(1, min(2, seen.in_sample // 8)), 8)
         # (8, 512, 7, 7) in fp16 with silu takes 4.5 us backward so, and 9.5 with 8 units on 8 warps.
+        sparse = seen.affine == 3 and seen.elements >= 256 and 4 * seen.rows * seen.columns < 3 * seen.elements
+        if sparse and seen.in_sample >= 2 * MANY_CHANNELS:
+            # Lanes that hold nothing are no work: (33, 768, 11) in fp16 takes 5.2 us backward so, and 8.6 on 8 warps,
+            # (20, 500, 15) forward 3.1, and 3.9 with four on four, backward 3.3, and 4.3.
+            return HeldConfig(8, max(2, 8 * seen.elements // (32 * 64)) if problem.backward else 2)
         units = min(8 if total > SMALL_HELD else 4, power_of_two(seen.in_sample // 8))
         # With scale and shift (49, 320, 5, 3) in bf16 with relu takes 4.3 us with four, 5.2 with 8, (15, 36, 5, 5) in
         # fp32 with silu 2.7 with one, and 3.1 with four, the backward of (3, 64, 7, 11) in bf16 with silu 2.6 with two,
@@ -199,7 +204,10 @@ def _short_planes(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return HeldConfig(2, 1) if seen.elements == 256 else HeldConfig(1, min(8, seen.elements // 256))
     # Of few channels a thread has two elements of narrow loads: in bf16 (15, 128, 13) with silu takes 2.0 us so, and
     # 2.8 with 8, its backward 2.0 and 2.7, in fp16 (14, 235, 15) with relu 2.0 and 2.9.
-    thread = 2 if seen.units < MANY_CHANNELS and seen.elements == 256 and seen.narrow(problem) else 8
+    few = seen.units < MANY_CHANNELS and seen.narrow(problem)
+    # Of smooth backwards in fp32 too: (32, 384, 8) with gelu takes 2.1 us so, and 2.7 with 8.
+    busy = problem.backward and problem.norm.smooth and problem.dtype == "float32"
+    thread = 2 if seen.elements == 256 and (few or busy) else 8
     return HeldConfig(units, min(8, units * seen.elements // (32 * thread)))
 
 
@@ -311,10 +319,15 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if some_points and problem.norm.smooth and 64 <= seen.elements <= 128:
         # (55, 768) in bf16 with gelu takes 2.0 us so, and 2.4 with 4 on a warp.
         return HeldConfig(min(8, _fitting(seen)), 8)
-    rows_of_planes = seen.contiguous and seen.positions and seen.elements == 128 and total > 2 * FEW_CONTIGUOUS
-    if rows_of_planes and size < 8 and seen.affine != 3 and not narrow:
+    rows_of_planes = seen.contiguous and seen.positions and size < 8 and seen.affine != 3 and not narrow
+    rows_of_planes = rows_of_planes and total > 2 * FEW_CONTIGUOUS
+    if rows_of_planes and seen.elements == 128:
         # (40, 64, 11, 11) in fp32 takes 3.1 us so, and 4.2 with 8 on 8 warps, (12, 384, 11, 11) in fp16 3.4, and 4.6.
         return HeldConfig(min(16, _fitting(seen)), 2)
+    if rows_of_planes and seen.elements == 256 and total <= 4 * SMALL_HELD:
+        # (3, 768, 16, 9) in fp16 takes 3.0 us so, and 5.7 with twice as many on 16, (2, 640, 16, 16) in fp32 2.7, and
+        # 4.9 with 8 on 8.
+        return HeldConfig(min(16, _fitting(seen)), 4)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         if seen.samples == 1:  # and no second launch
             return _alone(problem, seen)
@@ -719,6 +732,9 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         return 32
     if problem.backward and seen.across == "sample" and size == 4 and seen.affine != 3 and seen.elements == 8192:
         return 16  # (40, 600, 10, 10) takes 10.7 us so, and 12.8 with 32
+    if seen.affine == 3 and size == 4 and not problem.backward and narrow and seen.columns <= SHORT_ROW:
+        # (82, 815, 11) with silu takes 6.3 us so, and 7.9 with 32, but (40, 1000, 31) 9.4, and 8.4.
+        return 16
     if seen.affine == 3 or (seen.across == "sample" and seen.elements >= 8192):
         return 32 if total > 4 * SMALL_HELD else max(8, min(32, seen.elements // MOST_SMALL))
     if problem.backward and narrow and seen.affine == 0 and 1024 <= seen.elements <= 8192 and total > 4 * SMALL_HELD:
@@ -825,6 +841,8 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
             # All of a sample, or half: (111, 4, 16, 16, 16) in bf16 takes 5.1 us with four, and 8.7 with one, backward
             # 7.0 and 11.5, (50, 8, 60, 60) 5.8 and 11.6, backward 7.6 and 14.1.
             return min(4, power_of_two(seen.in_sample))
+        if few_channels and seen.elements == SHARING_HELD and seen.units > PROCESSORS and not problem.backward:
+            return min(2, power_of_two(seen.in_sample))  # (33, 6, 4352) in fp16 takes 5.1 us so, and 6.9 with one
         # (1, 320, 16, 105) in fp16 takes 6.1 us with four, and 9.2 with two.
         large = not problem.backward and seen.units > PROCESSORS and seen.in_sample >= 64
         return max(1, min(4, (SHARING_HELD if large else SMALL_UNIT) // seen.elements))

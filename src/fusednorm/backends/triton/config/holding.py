@@ -429,6 +429,11 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     """
     size = DTYPE_BYTES[problem.dtype]
     even = seen.affine != 3 and seen.load_bytes(problem) >= WIDE_LOAD and seen.elements <= MOST_HELD
+    if seen.affine == 3 and seen.elements == MOST_HELD and full >= 0.55 and seen.load_bytes(problem) >= WIDE_LOAD:
+        # In bf16 (60, 100, 14, 14) takes 4.1 us held, and 8.9 in tiles, (28, 200, 8, 8, 8) 7.9 and 9.7, in fp32 (28,
+        # 100, 8, 8, 8) 7.0 and 9.3, backward in bf16 (40, 64, 16, 16) 4.3 and 6.6, but (28, 200, 8, 8, 8) 11.1, and
+        # 10.7.
+        return 32 <= seen.units <= (1 if problem.backward else 2) * PROCESSORS
     if problem.backward and even and size > 2 and seen.elements > LARGE_HELD and seen.units <= PROCESSORS // 8:
         return False  # (5, 12, 32, 32) in fp32 with leaky_relu takes 4.1 us held, and 2.9 in tiles
     if problem.backward and even and problem.norm.smooth and seen.elements <= LARGE_HELD and full >= 0.6:

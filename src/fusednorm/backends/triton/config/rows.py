@@ -111,7 +111,10 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
         # (752, 65536) in bf16 takes 61 us in steps of 16384, and 84 in steps of 4096.
         if problem.dtype == "float32":
             return StepsConfig(_long_step(problem), 16)
-        return StepsConfig(8192 if problem.norm.has_mean else 16384, 16)
+        # rms_norm of (300, 40960) in bf16 takes 15.8 us so, and 19.3 in steps of 16384, of (600, 57344) with relu 44.8
+        # and 55.3, but (500, 33000) in fp16, whose last step is short, 24.2, and 22.1.
+        half = 2048 < problem.reduced % 16384 <= 8192
+        return StepsConfig(8192 if problem.norm.has_mean or half else 16384, 16)
     if problem.reduced > 3 * MOST_ROW // 2 and not problem.norm.has_mean and problem.dtype != "float64":
         # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096; (1050, 28672) in fp32 64 us, and 70 in 8192, but
         # (700, 26000) with silu 48, and 43, (500, 28672) 34.4, and 33.1, on an H100 (230, 28672) 22.8, and 21.0.
@@ -146,7 +149,8 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
     if problem.dtype == "float32":
         long = block > 16384 or (block == 16384 and not mean)
     else:
-        long = block > 8192 and (mean or block == 16384)
+        # (200, 17000) in bf16 takes 6.7 us so, and 8.4 on 8 warps.
+        long = block > 8192 and (mean or block == 16384 or problem.view.samples <= 4 * PROCESSORS)
     if problem.dtype == "float32" and 2 * PROCESSORS < problem.view.samples <= FEW_IN_WAVES and mean:
         long = False  # one wave: layer_norm of (300, 30000) takes 34.7 us so, and 44.2 in programs of 16 warps
     return StepsConfig(4096, 16 if long else 8)
@@ -365,6 +369,10 @@ def _few_rows_of_16_bits(problem: Problem, block: int) -> RowsBackwardConfig | N
         # 5.6, (1325, 743) in fp16 7.8 on two warps, and 8.5 with one row, (2048, 1001) in bf16 10.0 and 11.5.
         programs = 4 * PROCESSORS
         several = view.samples > 2 * programs  # steps
+        if several and load_bytes(problem) >= WIDE_LOAD and view.samples <= 4 * programs:
+            # (2000, 1024) in bf16 takes 9.3 us so, and 10.0 with two, rms_norm of (1200, 1024) in fp16 6.5 and 7.3,
+            # layer_norm of (1800, 768) with silu 8.5 and 9.7.
+            return RowsBackwardConfig(4, 4, programs)
         warps = 2 if norm.activation is None and not several else 4
         return RowsBackwardConfig(2, warps, programs, stages=3 if several and norm.smooth else 1)
     if block != 2048 or not _has_wide_loads(problem):
@@ -411,7 +419,13 @@ def _narrow_rows(problem: Problem, block: int) -> RowsBackwardConfig:
 
 def _wide_rows(problem: Problem, block: int) -> RowsBackwardConfig:
     view, norm, size = problem.view, problem.norm, DTYPE_BYTES[problem.dtype]
-    rows, warps = _rows_and_warps(block, 32 if block >= 1024 and view.numel >= FEW_ELEMENTS else 16)
+    # Loads of 8 bytes are slow ahead of their use: (60000, 100) in bf16 takes 21.5 us so, and 28.4 with twice as many
+    # rows, (100000, 252) in fp16 46.3 and 51.6, (100000, 124) with silu 31.2 and 41.3, but rms_norm of (80000, 220) in
+    # fp16 with silu 38.1, and 35.9.
+    slow = size == 2 and load_bytes(problem) == WIDE_LOAD and 128 <= block <= 256 and view.numel >= FEW_ELEMENTS
+    slow = slow and (norm.has_mean or not norm.smooth)
+    thread = 8 if slow else 32 if block >= 1024 and view.numel >= FEW_ELEMENTS else 16
+    rows, warps = _rows_and_warps(block, thread)
     step, most = rows * block * size, _most_programs(problem)
     # Sparse rows move fewer bytes: (17887, 1536) in bf16 takes 46.9 us with 528, and 50.1 with 264, rms_norm of (30000,
     # 1280) in fp16 60.3 and 71.0, (40000, 640) 43.4 with 1056, and 47.9 with 528, (65536, 320) in bf16 39.0 with 1584,
@@ -425,6 +439,8 @@ def _wide_rows(problem: Problem, block: int) -> RowsBackwardConfig:
         programs = min(programs, each * PROCESSORS, most // (2 * PROCESSORS) * 2 * PROCESSORS)
     if block <= 128:  # (60000, 96) in fp16 takes 17.6 us with 2112 programs, and 18.7 with 1056
         programs = max(programs, min(16 * PROCESSORS, view.samples // LEAST_SUMMED))
+    if slow:  # (20000, 84) in bf16 takes 11.5 us with 1056, and 13.0 with 2112
+        programs = min(programs, view.samples // 20)
     # An even number to a multiprocessor: (2000, 2048) in bf16 with silu takes 13.3 us with 264, and 15.2 with 375.
     programs = max(1, round(min(programs, most) / (2 * PROCESSORS))) * 2 * PROCESSORS
     # Steps of one row without a mean: rms_norm of (585480, 384) in bf16 takes 331 us with four, and 383 with three,
@@ -462,6 +478,11 @@ def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
         # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program, on an H100 100 x
         # 8192 in bf16 8.6, and 10.3, rms_norm of 76 x 7599 in fp32 8.9, and 8.4.
         return RowsBackwardConfig(2, 16, PROCESSORS)
+    waves = 2 * PROCESSORS < view.samples <= 4 * PROCESSORS
+    if block == 4096 and size == 2 and load_bytes(problem) < WIDEST_LOAD and waves:
+        # A quarter of the sums: (300, 3585) in bf16 takes 8.1 us so, and 9.7 with two rows, rms_norm of (350, 3999) 8.6
+        # and 9.3.
+        return RowsBackwardConfig(4, 8, PROCESSORS, stages=3)
     some = PROCESSORS // 2 < view.samples <= PROCESSORS and load_bytes(problem) == WIDEST_LOAD
     if block == 4096 and size == 2 and some and problem.norm.activation is None:
         return RowsBackwardConfig(2, 16, PROCESSORS)  # (116, 3072) in bf16 takes 4.9 us so, and 5.4 with one row
@@ -636,7 +657,8 @@ def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
         return seen.elements == LARGE_HELD and single
     windows = problem.norm.smooth and row_window(problem) > 1 and not single
     # (6, 3207) in fp16 takes 3.8 us held, and 4.7 by rows.
-    if seen.elements == LARGE_HELD and ((seen.units < FEW_LONG and not single) or windows):
+    pairs = PAIR_LOAD <= load_bytes(problem) < WIDE_LOAD
+    if seen.elements == LARGE_HELD and ((seen.units < FEW_LONG and pairs) or windows):
         # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4 held, (12, 3598) 4.7, and 5.8, but of single
         # elements (22, 3771) in fp16 with gelu_tanh 6.4, and 5.1.
         return False

@@ -211,6 +211,11 @@ def _narrow_whole(problem: Problem, block: int) -> WholeConfig:
     # rms_norm of (40150, 67) in fp32 takes 7.3 us with 8, and 8.9 with 4.
     light = size == 2 or not problem.norm.has_mean
     twice = light and block == 128 and shared and not smooth
+    some = (64 if 8 * problem.reduced > 5 * block else 48) * PROCESSORS
+    if twice and problem.norm.has_mean and problem.norm.activation is None and problem.num_statistics <= some:
+        # (8000, 107) in fp16 takes 3.2 us with 4, and 5.3 with 8, but (12000, 107) in bf16 4.1, and 3.8, (8400, 71) in
+        # fp16 3.2 and 3.1.
+        twice = False
     return WholeConfig((2 if twice else 1) * SHORT_UNITS // block, 1)
 
 
