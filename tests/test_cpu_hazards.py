@@ -254,6 +254,14 @@ SILU: dict[str, object] = {"activation": "silu"}
         (View(64, 143, 1, 20), "channels_first", BATCH_BACKWARD | HALF, "cpu.slabs"),
         (View(64, 143, 1, 28), "channels_first", BATCH_BACKWARD | HALF, "cpu.planes"),
         (View(8, 1024, 1, 64), "channels_first", BATCH_BACKWARD | HALF, "cpu.planes"),
+        (View(52, 639, 1, 72), "channels_first", BATCH_BACKWARD | SILU, "cpu.slabs"),
+        (View(52, 639, 1, 72), "channels_first", BATCH_BACKWARD, "cpu.planes"),
+        (View(24, 143, 1, 72), "channels_first", BATCH_BACKWARD | SILU, "cpu.slabs"),
+        (View(16, 143, 1, 81), "channels_first", BATCH_BACKWARD | SILU, "cpu.planes"),
+        (View(32, 143, 1, 144), "channels_first", BATCH_BACKWARD | SILU, "cpu.slabs"),
+        (View(64, 512, 1, 169), "channels_first", BATCH_BACKWARD | SILU, "cpu.slabs"),
+        (View(128, 143, 1, 169), "channels_first", BATCH_BACKWARD | SILU, "cpu.planes"),
+        (View(64, 143, 1, 64), "channels_first", BATCH_BACKWARD | SILU, "cpu.planes"),
     ],
 )
 def test_the_default_is_a_function_of_the_problem(

@@ -572,9 +572,17 @@ def _few_for_slabs(problem: Problem) -> bool:
     (128, 113, 36) 278 and 161, (48, 143, 81) 320 and 234, (48, 143, 121) 360 and 379, (48, 143, 144) 391 and 345; in
     bfloat16 (16, 512, 64) 162 and 157, (4, 2048, 64) 189 and 203, (48, 143, 169) 446 and 342, (112, 143, 144) 740 and
     485, (40, 256, 256) 618 and 690; backward in float32 (4, 2048, 64) 124 and 229, (16, 3640, 9) 355 and 240, (32, 256,
-    64) 113 and 169, (8, 4096, 16) 305 and 427, in bfloat16 (64, 143, 20) 107 and 100, and (64, 143, 28) 112 and 182."""
+    64) 113 and 169, (8, 4096, 16) 305 and 427, in bfloat16 (64, 143, 20) 107 and 100, and (64, 143, 28) 112 and 182;
+    backward in float32 with silu (52, 639, 72) 2180 and 1420, (32, 143, 144) 451 and 409, (64, 512, 169) 4230 and 3190,
+    with leaky_relu (24, 143, 72) 167 and 134, but (128, 143, 169) 1380 and 1580, and with silu (16, 143, 81) 125 and
+    164."""
     samples, plane, narrow = problem.view.samples, problem.view.spatial, DTYPE_BYTES[problem.dtype] == 2
     if problem.backward:
+        many = samples >= 32 and problem.view.channels >= 256
+        longest = 3 * SHORT_PLANE // 2 if many else SHORT_PLANE + VECTOR
+        activated = problem.dtype == "float32" and problem.norm.activation is not None
+        if activated and SHORT_PLANE // 2 < plane <= longest:
+            return samples < 24
         if by_vectors(problem) and not (narrow and (plane <= 3 * VECTOR // 2 or problem.norm.activation is not None)):
             return True
         return plane > SHORT_PLANE // (2 if narrow else 4) or samples < max(8, plane // (4 if narrow else 2))
