@@ -29,7 +29,7 @@ FEW_POSITIONS = 64
 
 def _steps(plan: Plan, stages: list[tuple[int, int]], work_bytes: int) -> Loop:
     """The loop that takes a few samples at a time through all stages."""
-    share = STEP_BYTES * plan.samples // max(1, plan.tensor_bytes)
+    share = min(plan.samples, STEP_BYTES * plan.samples // max(1, plan.tensor_bytes))
     if work_bytes >= SERIAL_BYTES:
         share = min(share, plan.samples // STEPS)
     return Loop(stages, plan.samples, work_bytes, max(1, share))
