@@ -22,7 +22,9 @@ from plan_contract import (
 )
 
 from fusednorm.activations import Activation
+from fusednorm.backends.cpu import frame as frames
 from fusednorm.backends.cpu.compiler import Kernel
+from fusednorm.backends.cpu.frame import Frame, template
 from fusednorm.backends.cpu.plans import base
 from fusednorm.choice import all_instances, instances
 from fusednorm.norm import norm_of
@@ -130,6 +132,47 @@ def test_a_frame_of_the_cpu_is_one_calls_alone_and_has_room_for_its_threads() ->
     assert again is frame
     assert other is not frame
     assert (again.room, other.room) == (64 + 3 * 80, 64 + 80)
+
+
+def _frame(room: int) -> Frame:
+    frame = Frame(template({}))
+    frame.make_room(room, {})
+    return frame
+
+
+def test_the_large_workspaces_of_all_plans_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "LARGE_ROOMS", 1 << 20)
+    frames.drop_rooms()
+    one, other = list[Frame](), list[Frame]()  # the idle frames of two plans
+    kept = [_frame(1 << 18) for _ in range(4)]
+    for frame, idle in zip(kept, (one, other, one, other), strict=True):
+        assert frames.keep_room(frame, idle)
+        idle.append(frame)
+    used = one.pop()
+    another = _frame(1 << 18)
+    assert frames.keep_room(another, one)  # the fifth: those of both plans go, but not the one in use
+    assert (one, other) == ([], [])
+    assert used.room == 1 << 18
+    assert frames.keep_room(used, one)
+    assert not frames.keep_room(_frame((1 << 20) + 8), one)
+    monkeypatch.setattr(frames, "limit", lambda: 0)
+    assert not frames.keep_room(_frame(1 << 18), one)
+    frames.drop_rooms()
+
+
+def test_a_call_takes_the_large_workspace_of_an_earlier_one() -> None:
+    operands = _operands(CPU[0])
+    plan = _plan(CPU[0], operands)
+    plan.room = base.KEPT_SERIAL_ROOM + 8
+    plan(operands)
+    (frame,) = plan.idle
+    block = frame.block
+    assert frame.room > plan.kept_room
+    plan(operands)
+    assert plan.idle == [frame]
+    assert frame.block is block
+    frames.drop_rooms()
+    assert plan.idle == []
 
 
 def test_no_cache_line_has_the_room_of_two_workers() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.cpu.compiler import Kernel, load
-from fusednorm.backends.cpu.frame import LINES, Frame, template, writer
+from fusednorm.backends.cpu.frame import LINES, Frame, keep_room, template, writer
 from fusednorm.backends.cpu.geometry import (
     COSTLY_FLOPS,
     DTYPE_CODES,
@@ -33,8 +33,9 @@ from fusednorm.strides import contiguous, packed_strides
 
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # a plan keeps room for at most so many statistics that nobody asks for
-#: Bytes of workspace that a frame keeps between calls at most, and one of calls of a single thread, of which few shapes
-#: need as much: layer_norm of 1 x 8192 in bfloat16 takes 6.5 us, and 9.1 with room of its own each time.
+#: Bytes of a workspace that is small: a frame keeps it between calls in any case; and of one of calls of a single
+#: thread, of which few shapes need as much: layer_norm of 1 x 8192 in bfloat16 takes 6.5 us, and 9.1 with room of its
+#: own each time.
 KEPT_ROOM, KEPT_SERIAL_ROOM = 1 << 15, 1 << 17
 #: Units of at most so many elements keep dz of an activation with an exponential.
 KEPT_ELEMENTS = 1 << 20
@@ -169,13 +170,13 @@ class Plan:
 
         A call that raises does not release its frame, since a thread may still write to it.
         """
-        if frame.room > self.kept_room:
+        if frame.room > self.kept_room and not keep_room(frame, self.idle):
             frame.drop_room()
         self.idle.append(frame)
 
     @property
     def kept_room(self) -> int:
-        """How much workspace a frame keeps between calls at most."""
+        """The workspace that a frame keeps between calls, however much all keep."""
         return KEPT_SERIAL_ROOM if self.program.serial else KEPT_ROOM
 
     def is_short(self, operands: Sequence[Tensor | None]) -> bool:
