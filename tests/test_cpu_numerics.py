@@ -32,9 +32,10 @@ from fusednorm import ops
 from fusednorm.activations import Activation
 from fusednorm.backends import reference
 from fusednorm.bench.workloads import EPS, Init, Inputs, Workload, draw
-from fusednorm.choice import use_instance
+from fusednorm.choice import instances, use_instance
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import Operands
+from fusednorm.problems import forward_problem
 
 CHANNEL_FAMILIES: tuple[Family, ...] = ("group_norm", "instance_norm", "batch_norm")
 
@@ -380,6 +381,24 @@ def test_the_variance_for_running_statistics(instance: str, family: Family) -> N
     expected = reference.forward(norm_of(family, eps=EPS), Operands(x), compute_dtype=torch.float64).var
     assert expected is not None
     torch.testing.assert_close(var, expected.float(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(2, 1, 3), (1, 2, 17), (5, 3, 5), (4, 6, 10), (3, 8, 33), (2, 4, 100)], ids=str)
+def test_equal_elements_have_their_mean_and_no_variance(shape: tuple[int, ...], dtype: torch.dtype, last: bool) -> None:
+    """A mean that is one rounding off leaves a variance of 1e-26 at 1000 in float64."""
+    for seed in range(8):
+        number = (torch.randn((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 1000).to(dtype)
+        x = number.expand(shape).contiguous()
+        operands = Operands(x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x)
+        problem = forward_problem(norm_of("batch_norm"), operands)
+        found = [each.instance for each in instances(problem) if each.reason is None]
+        assert len(found) >= 2
+        for instance in found:
+            results = instance.plan(problem)(operands)
+            assert torch.equal(results.var, torch.zeros_like(results.var)), instance.name
+            assert torch.equal(results.mean, number.expand_as(results.mean)), instance.name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

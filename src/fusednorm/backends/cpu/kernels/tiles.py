@@ -91,6 +91,7 @@ def _moments_over_samples(element: Element):
     vector code, and then of a plane's elements together."""
     add_rows, find_pivot, T = row_adder(element), pivot_finder(element), element.compute
     plane_sums, spread_planes = of_units(accesses("float64"))
+    rounds = element.dtype == "float64"  # sums of means of other dtypes are exact, or nearly so
 
     @exact
     def add_wide(sums, totals, n):
@@ -110,6 +111,16 @@ def _moments_over_samples(element: Element):
     def divide(sums, planes, length):
         for plane in range(planes):
             sums[plane] /= length
+
+    @exact
+    def take(means, centres, n):
+        for k in range(n):
+            centres[k] = means[k] - centres[k]
+
+    @exact
+    def add_shifts(plane_means, shifts, planes):
+        for plane in range(planes):
+            plane_means[plane] += shifts[plane]
 
     @exact
     def add_distances(means, centres, samples, squares, n):
@@ -136,6 +147,12 @@ def _moments_over_samples(element: Element):
         plane_sums(totals, 0, length, planes, plane_means)
         divide(plane_means, planes, length)
         spread_planes(plane_means, length, planes, centres)
+        if rounds:  # the distances make up for what the sums lost: equal elements have a variance of 0
+            take(totals, centres, n)
+            plane_sums(centres, 0, length, planes, plane_m2s)
+            divide(plane_m2s, planes, length)
+            add_shifts(plane_means, plane_m2s, planes)
+            spread_planes(plane_means, length, planes, centres)
         add_distances(totals, centres, samples, squares, n)
         plane_sums(squares, 0, length, planes, plane_m2s)
 
