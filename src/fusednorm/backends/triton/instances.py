@@ -640,6 +640,7 @@ def _for_rows(problem: Problem) -> Instance:
         return HELD  # rms_norm of (2000, 3001) takes 13.6 us so, and 15.8 whole
     few = count <= HELD_ROWS and LARGE_HELD // 2 < length <= STEPPED_ROW and not problem.norm.smooth and wide
     few = few and (8 * length >= 7 * power_of_two(length) or (short and length <= LARGE_HELD))
+    few = few and problem.dtype != "float64"
     if few and not stepped and HELD.supports(problem) is None:
         # (8, 8192) in bf16 with relu takes 2.7 us so, and 2.9 whole, (13, 8192) in fp32 2.9 and 3.1, rms_norm of (4,
         # 4096) in bf16 1.8 and 1.9, but of (3, 5120) in fp32 2.1, and 2.0.

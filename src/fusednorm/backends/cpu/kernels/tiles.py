@@ -120,7 +120,8 @@ def _moments_over_samples(element: Element):
     @exact
     def add_shifts(plane_means, shifts, planes):
         for plane in range(planes):
-            plane_means[plane] += shifts[plane]
+            if np.isfinite(shifts[plane]):  # the mean of an infinite element is infinite, and its distance none
+                plane_means[plane] += shifts[plane]
 
     @exact
     def add_distances(means, centres, samples, squares, n):

@@ -109,7 +109,7 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
             return HeldConfig(max(1, min(2, seen.in_sample // 8)), 8)
         # (8, 512, 7, 7) in fp16 with silu takes 4.5 us backward so, and 9.5 with 8 units on 8 warps.
         sparse = seen.affine == 3 and seen.elements >= 256 and 4 * seen.rows * seen.columns < 3 * seen.elements
-        if sparse and seen.in_sample >= 2 * MANY_CHANNELS:
+        if sparse and seen.in_sample >= 2 * MANY_CHANNELS and size <= 4:
             # Lanes that hold nothing are no work: (33, 768, 11) in fp16 takes 5.2 us backward so, and 8.6 on 8 warps,
             # (20, 500, 15) forward 3.1, and 3.9 with four on four, backward 3.3, and 4.3.
             return HeldConfig(8, max(2, 8 * seen.elements // (32 * 64)) if problem.backward else 2)

@@ -429,7 +429,8 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     """
     size = DTYPE_BYTES[problem.dtype]
     even = seen.affine != 3 and seen.load_bytes(problem) >= WIDE_LOAD and seen.elements <= MOST_HELD
-    if seen.affine == 3 and seen.elements == MOST_HELD and full >= 0.55 and seen.load_bytes(problem) >= WIDE_LOAD:
+    filled = seen.elements == MOST_HELD and full >= 0.55 and seen.load_bytes(problem) >= WIDE_LOAD
+    if seen.affine == 3 and filled and size <= 4:
         # In bf16 (60, 100, 14, 14) takes 4.1 us held, and 8.9 in tiles, (28, 200, 8, 8, 8) 7.9 and 9.7, in fp32 (28,
         # 100, 8, 8, 8) 7.0 and 9.3, backward in bf16 (40, 64, 16, 16) 4.3 and 6.6, but (28, 200, 8, 8, 8) 11.1, and
         # 10.7.

@@ -657,7 +657,7 @@ def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
         return seen.elements == LARGE_HELD and single
     windows = problem.norm.smooth and row_window(problem) > 1 and not single
     # (6, 3207) in fp16 takes 3.8 us held, and 4.7 by rows.
-    pairs = PAIR_LOAD <= load_bytes(problem) < WIDE_LOAD
+    pairs = PAIR_LOAD <= load_bytes(problem) < WIDE_LOAD or problem.dtype == "float64"
     if seen.elements == LARGE_HELD and ((seen.units < FEW_LONG and pairs) or windows):
         # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4 held, (12, 3598) 4.7, and 5.8, but of single
         # elements (22, 3771) in fp16 with gelu_tanh 6.4, and 5.1.
