@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,10 +27,10 @@ from fusednorm.backends.cpu import frame as frames
 from fusednorm.backends.cpu.compiler import Kernel
 from fusednorm.backends.cpu.frame import Frame, template
 from fusednorm.backends.cpu.plans import base
-from fusednorm.choice import all_instances, instances
+from fusednorm.choice import all_instances, instances, named
 from fusednorm.norm import norm_of
-from fusednorm.operands import Operands
-from fusednorm.problems import forward_problem
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problems import backward_problem, forward_problem
 
 GPU = [subject for subject in SUBJECTS if subject.instance.startswith(("triton.", "hopper."))]
 CPU = [subject for subject in SUBJECTS if subject not in GPU]
@@ -88,6 +89,7 @@ def test_a_plan_returns_no_gradient_beyond_its_direction() -> None:
 INTERPRETED = """
 import json
 from dataclasses import replace
+from typing import Any
 from plan_contract import CHECKS, SUBJECTS, faults, unaligned_addresses
 triton = [subject for subject in SUBJECTS if subject.instance.startswith("triton.")]
 small = [replace(one, shape=(2, 4, 3, 3) if len(one.shape) == 4 else (3, 20)) for one in triton]
@@ -173,6 +175,17 @@ def test_a_call_takes_the_large_workspace_of_an_earlier_one() -> None:
     assert frame.block is block
     frames.drop_rooms()
     assert plan.idle == []
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 16), (2, 2, 256), (8, 4, 64)], ids=str)
+def test_a_small_call_of_whole_samples_has_a_small_workspace(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape).transpose(1, 2)
+    rstd = torch.ones(shape[0], 8)
+    forward = forward_problem(norm_of("group_norm", 8), Operands(x))
+    backward = backward_problem(norm_of("group_norm", 8), BackwardOperands(x, x, rstd, rstd))
+    for problem in (forward, backward):
+        plan: Any = named(problem, "cpu.slabs").plan(problem)
+        assert plan.room + plan.room_per_thread <= base.KEPT_ROOM
 
 
 def test_no_cache_line_has_the_room_of_two_workers() -> None:

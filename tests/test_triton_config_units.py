@@ -2083,6 +2083,17 @@ def test_the_configurations_of_drawn_shapes_that_were_measured(
          "backward", ColumnsBackwardConfig(2048, 8, 264, 1024, 32, 4, 3)),
         (("rms_norm", 1, None, False), (1000, 18904), torch.bfloat16, False,
          "backward", ColumnsBackwardConfig(2048, 8, 264, 1024, 32, 4, 3)),
+        (("batch_norm", 0, None, True), (40, 64, 16, 16), torch.float64, False,
+         "forward", TilesConfig(PassConfig(4, 256, tiles=1, warps=4, stages=1),
+                                PassConfig(4, 256, tiles=1, warps=4, stages=1))),
+        (("batch_norm", 0, None, True), (40, 31, 16, 16), torch.float16, False,
+         "forward", TilesConfig(PassConfig(16, 256, tiles=1, warps=4, stages=1),
+                                PassConfig(16, 256, tiles=1, warps=4, stages=1))),
+        (("batch_norm", 0, None, True), (33, 768, 11, 1), torch.float64, True, "backward", HeldConfig(8, 8)),
+        (("rms_norm", 1, None, False), (5, 3072), torch.float64, False,
+         "backward", RowsBackwardConfig(1, 16, 132, reload=True)),
+        (("layer_norm", 1, None, False), (13, 4096), torch.float64, False, "forward", WholeConfig(1, 16)),
+        (("layer_norm", 1, None, False), (33, 8192), torch.bfloat16, False, "forward", WholeConfig(1, 8)),
     ],
 )  # fmt: skip
 def test_the_configurations_beside_those_that_were_measured(
