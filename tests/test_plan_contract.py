@@ -154,9 +154,13 @@ def test_the_large_workspaces_of_all_plans_are_kept_up_to_a_bound(monkeypatch: p
     another = _frame(1 << 18)
     assert frames.keep_room(another, one)  # the fifth: those of both plans go, but not the one in use
     assert (one, other) == ([], [])
-    assert used.room == 1 << 18
+    assert (used.room, used.kept) == (1 << 18, False)
     assert frames.keep_room(used, one)
+    used.make_room(1 << 19, {})
+    assert not used.kept  # it is another workspace
     assert not frames.keep_room(_frame((1 << 20) + 8), one)
+    monkeypatch.setattr(frames, "LARGE_ROOMS", 1 << 26)
+    assert not frames.keep_room(_frame(frames.SMALLEST), one)  # the memory of large outputs keeps it
     monkeypatch.setattr(frames, "limit", lambda: 0)
     assert not frames.keep_room(_frame(1 << 18), one)
     frames.drop_rooms()

@@ -180,8 +180,8 @@ def keep_room(frame: Frame, idle: list[Frame]) -> bool:
         return False
     if sum(each.room for _, each in tuple(_large)) + frame.room > most:
         drop_rooms()
+    frame.kept = True  # first: a thread that drops it then takes this back
     _large.append((idle, frame))
-    frame.kept = True
     return True
 
 

@@ -39,7 +39,7 @@ SHORT_STEPPED = 10240
 #: longer rows of narrow loads, some more are: rms_norm of (967, 256) in bf16 with gelu takes 5.2 us by rows, and 4.7
 #: held, (2000, 32) 3.4 and 4.3, layer_norm of (798, 222) with gelu 7.3 and 5.8.
 MANY_ROWS = 448
-#: Rows of LARGE_HELD elements from which on their backward is faster held, where rows by rows have no wider loads.
+#: Rows of LARGE_HELD elements, loaded in pairs, from which on their backward is faster held.
 FEW_LONG = 8
 #: Rows of 32 bits and 4096 lanes, not all of them full, that are too many for steps in flight.
 MANY_SPARSE_ROWS = 8 * PROCESSORS
