@@ -25,6 +25,8 @@ from fusednorm.backends.hopper.config.slabs import MOST_MERGED, SlabsConfig, mer
 from fusednorm.backends.hopper.config.slabs import configs as slabs_configs
 from fusednorm.backends.hopper.config.slabs import spread as slabs_spread
 from fusednorm.backends.triton import instances as triton
+from fusednorm.backends.triton.config.planes import warps_of_planes
+from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.runs import stores_dz
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -45,6 +47,10 @@ LEAST_FILLED = 0.75
 LONG_ROW, LEAST_ROWS = 8192, 8
 #: Elements of a row up to which the registers of 16 warps hold two sums of each and an activation's values.
 MOST_ACTIVATED = 12288
+#: Elements of a plane up to which a second read of it comes from the L1: in steps the backward of (55, 909, 48, 105) in
+#: fp16 with relu took 386 us, and 505 in one read, of (20, 256, 10400) with silu 113 and 132, of (32, 256, 96, 100)
+#: 136 and 146, of (20, 256, 12000) in bf16 109 and 111, but of (20, 256, 20000) with relu 121 and 120.
+MOST_STEPPED = 16384
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 
@@ -305,7 +311,9 @@ def _suits_slabs(problem: Problem) -> bool:
     """Whether slabs are faster in one read: where all threads have channels, and pieces are halves of vectors or more,
     32x512x64x64 in bf16 took 96 us, and 117 in two reads; 16x320x64x64, pieces of 2 channels and 10 lanes of 16, 54 and
     37. Nor with arithmetic that hides a second read: 86x128x56x43 in 32 groups in bf16 with gelu took 64, and 47. Nor
-    where blocks merge too many partials: 4x128x300x300 in 32 groups in bf16, 5632 of them, took 127, and 72."""
+    where blocks merge too many partials: 4x128x300x300 in 32 groups in bf16, 5632 of them, took 127, and 72. In 32 bits
+    halves of vectors are too little: (20, 64, 80, 80) in 32 groups with silu took 33, and 28, (20, 64, 100, 100) 47 and
+    41, (20, 32, 120, 120) in 16 35 and 30."""
     if _dear(problem):
         return False
     config = slabs_for(problem, processors())
@@ -314,7 +322,8 @@ def _suits_slabs(problem: Problem) -> bool:
     assert place is not None
     if merged(problem, place) > MOST_MERGED:
         return False
-    return place.held & (place.held - 1) == 0 and 2 * span(problem) >= vector_of(problem)
+    halves = 2 if DTYPE_BYTES[problem.dtype] == 2 else 1
+    return place.held & (place.held - 1) == 0 and halves * span(problem) >= vector_of(problem)
 
 
 def _suits_rows(problem: Problem) -> bool:
@@ -348,8 +357,13 @@ def choose(problem: Problem) -> Instance | None:
     small = problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES
     if small and not _has_short_planes(problem):
         return None
-    chosen = triton.choose(replace(problem, added=None))
+    plain = replace(problem, added=None)
+    chosen = triton.choose(plain)
+    if problem.added is not None and warps_of_planes(plain, held_units(plain)) is not None:
+        chosen = triton.choose(problem)
     if chosen is not triton.TILES and not (problem.backward and chosen is triton.ROWS):
+        return None
+    if chosen is triton.ROWS and problem.reduced <= MOST_STEPPED:
         return None
     if SLABS.supports(problem) is None:
         return SLABS if _suits_slabs(problem) else None

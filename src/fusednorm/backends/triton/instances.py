@@ -9,11 +9,10 @@ from functools import cache
 from typing import Any
 
 from fusednorm.backends.triton.config.columns import columns_for
-from fusednorm.backends.triton.config.device import PROCESSORS
+from fusednorm.backends.triton.config.device import CACHED_BYTES, PROCESSORS
 from fusednorm.backends.triton.config.flat import flat_for, flat_pays, is_dense, most_width
 from fusednorm.backends.triton.config.held import MOST_HELD, held_for
 from fusednorm.backends.triton.config.holding import (
-    CACHED_BYTES,
     LARGE_HELD,
     fills_block,
     full_of_singles,

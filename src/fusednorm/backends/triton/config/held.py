@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD, program_elements, thread_elements
 from fusednorm.backends.triton.config.kinds import HeldConfig
+from fusednorm.backends.triton.config.planes import warps_of_planes
 from fusednorm.backends.triton.config.units import HeldUnits
 from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -34,6 +35,8 @@ FEW_ROWS = 8
 ROW_BYTES, SHORT_ROW, MOST_SHORT_ROWS, FEWEST_SHARED = 64, 16, 4096, 48
 #: Channels of channels_last up to which a program has those of a sample, or half of them.
 MOST_NEIGHBOURS = 8
+#: Channels of one sample of channels_last from which on programs share the rows of long ones.
+MANY_LONG = 128
 #: Channels of samples with scale and shift that are many enough to share programs.
 MANY_MODULATED = 120
 #: The samples, elements and channels from which on a backward of one position walks over the samples, in tiles of so
@@ -62,6 +65,9 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     for 32 or 64 bytes of each row: (25, 1597, 45) in bf16 takes 6.4 us in rows of 32 bytes, and 5.0 in rows of 64."""
     if of_many_points(problem, seen):
         return _walk(problem, seen)
+    warps = warps_of_planes(problem, seen)
+    if warps:
+        return HeldConfig(1, warps)
     found = _across_samples(problem, seen) if seen.across == "sample" else _all_samples(problem, seen)
     return found or _short(problem, seen) or _by_size(problem, seen)
 
@@ -297,6 +303,14 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (25, 96, 8, 33) in 32 groups in fp16: 4.5 us, and 6.6 with one, but (5, 96, 29, 16) in bf16 3.9 with two, and
         # 5.5 with four.
         return HeldConfig(min(4 if seen.units > 2 * PROCESSORS else 2, _fitting(seen)), 8)
+    row = size * seen.columns
+    sparse = seen.positions and size == 2 and 16 < row < 32 and seen.elements == 4096
+    if sparse and size * problem.view.numel >= 1 << 24:
+        # Of 12 channels: (60, 768, 16, 16) in 64 groups in bf16 with silu takes 20.7 us so, and 29.5 with one.
+        return HeldConfig(min(2, _fitting(seen)), 4)
+    found = _narrow_neighbours(problem, seen)
+    if found is not None:
+        return found
     wide_row = seen.in_sample >= 64  # (53, 3, 32, 33) in bf16 with silu takes 2.6 us with one unit, and 3.6 with four
     if narrow and seen.contiguous and seen.elements == 2048 and size == 2 and wide_row:
         # (1, 267, 7, 16, 16) with silu takes 5.7 us with four, and 9.0 with two, (1166, 1037) in bf16 8.6, and 7.0 with
@@ -338,6 +352,31 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     return None
 
 
+def _narrow_neighbours(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
+    """The channels of one sample of channels_last that no widest load reads, 8 to a program, whose rows are what memory
+    moves; fewer where that leaves multiprocessors idle; None for others. us so, and before: in bf16 (1, 670, 1200) 5.9
+    and 7.1 with four, (1, 498, 1500) 5.6 and 6.3, (1, 670, 512) 3.3 and 3.5 with 16, (1, 1002, 1024) 4.9 with 16 and
+    5.3, (1, 271, 600) 3.4 with four and 3.6, in fp32 3.4 and 4.0, (1, 270, 2048) with four 7.3 and 8.6, (1, 135, 1200)
+    with two 4.7 and 5.1, (1, 3001, 300) 5.8 and 6.3 with 16."""
+    neighbours = seen.contiguous and seen.positions and seen.samples == 1 and problem.view.spatial > 1
+    if not neighbours or problem.modulated or seen.load_bytes(problem) == WIDEST_LOAD or seen.in_sample < MANY_LONG:
+        return None
+    size = DTYPE_BYTES[problem.dtype]
+    if size > 4 or not 256 <= seen.elements <= 2048 or seen.units * seen.elements <= SMALL_HELD:
+        return None
+    many = seen.units >= 7 * PROCESSORS
+    if size == 2 and many and seen.elements == 1024 and seen.load_bytes(problem) == size:
+        return None
+    pairs = size == 2 and seen.load_bytes(problem) > size and many
+    if pairs and 512 <= seen.elements <= 1024:
+        return HeldConfig(16, 8)
+    units = 8 if seen.units >= 3 * PROCESSORS else 4
+    if size == 4 and seen.units < 3 * PROCESSORS // 2:
+        units = 2
+    long = size == 2 and seen.elements == 2048 and many
+    return HeldConfig(units, 16 if long else 8)
+
+
 def _short_backward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     """Short units of a backward that no rule of sizes suits; None for others."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
@@ -374,6 +413,11 @@ def _short_backward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return HeldConfig(2, 4)  # (235, 26) in fp16 with silu takes 2.7 us so, and 3.9 with four on two warps
     if seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
         return _positions_backward(problem, seen)
+    planes = seen.across == "channel" and seen.rows == 1 and seen.affine == 0 and not problem.modulated
+    if planes and size == 4 and seen.elements == 128 and not narrow and total > 4 * SMALL_HELD:
+        # (112, 256, 112) takes 12.6 us so, and 14.5 on two warps, (64, 512, 88) 12.2 and 13.7, with silu (112, 256, 88)
+        # 11.9 and 12.7.
+        return HeldConfig(min(8, _fitting(seen)), 8)
     if narrow and not small and 16 <= seen.elements <= 512 and not seen.contiguous:
         return _short_narrow(problem, seen, total)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
@@ -661,6 +705,9 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
             thread = 4
     fits = size * seen.elements <= 2 * MOST_HELD  # the registers of 8 warps
     most = 8 if load_bytes(problem) < WIDEST_LOAD and not seen.contiguous and fits else 16
+    if size == 4 and seen.columns == 2 and seen.elements == 4096 and seen.units > 2 * PROCESSORS:
+        # Rows of 32 bytes: (42, 22, 64, 27) in 11 groups takes 13.2 us so, and 17.8 with two.
+        return HeldConfig(min(4, power_of_two(seen.in_sample)), 8)
     units = max(1, min(units, power_of_two(seen.in_sample), 32 * 32 * most // seen.elements))
     return HeldConfig(units, max(1, min(most, units * seen.elements // (32 * thread))))
 
@@ -745,7 +792,9 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         return 32 if simple or (seen.elements > SMALL_UNIT and not problem.norm.smooth) else 16
     large = size == 2 and not narrow and seen.elements == SHARING_HELD and problem.added is None
     if problem.backward and large and problem.norm.activation is None and not problem.modulated:
-        return 32  # on an H100 (14, 960, 4928) in bf16 takes 133 us so, and 147 with 16
+        # On an H100 (14, 960, 4928) in bf16 takes 133 us so, and 147 with 16. (55, 909, 48, 105), 62 % full, takes
+        # 375 us with 64, and 451 so.
+        return 64 if 8 * problem.reduced <= 5 * seen.elements else 32
     few = problem.backward and narrow and seen.elements < 2048
     return thread_elements(total, 8 if few else 16 if problem.backward or size > 2 or seen.flat else 32)
 

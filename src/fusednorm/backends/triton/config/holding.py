@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD
+from fusednorm.backends.triton.config.device import CACHED_BYTES, PROCESSORS, SMALL_HELD
 from fusednorm.backends.triton.config.held import (
     ALL_SAMPLES,
     FEW_CONTIGUOUS,
@@ -17,6 +17,7 @@ from fusednorm.backends.triton.config.held import (
     of_many_points,
     uneven,
 )
+from fusednorm.backends.triton.config.planes import warps_of_planes
 from fusednorm.backends.triton.config.tiles import of_points, tiled
 from fusednorm.backends.triton.config.units import HeldUnits
 from fusednorm.backends.triton.config.whole import FEW_UNITS
@@ -52,8 +53,6 @@ LONG_FLAT_PLANE = 1024
 #: Positions of a plane up to which tiles of several channels have few of each, and channels of a group that are many
 #: for the program that holds them.
 SHORT_PLANE, MANY_PLANES = 32, 16
-#: Bytes that the L2 holds from one read to the next, beside what is written.
-CACHED_BYTES = 40 << 20
 #: Samples from which on batch_norm's spread planes fill tiles.
 SPREAD_PAYS = 32
 
@@ -73,7 +72,7 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     full = seen.rows * seen.columns / seen.elements
     if of_points(problem) is not None and _many_points(problem, seen):
         return False
-    if of_many_points(problem, seen):
+    if of_many_points(problem, seen) or warps_of_planes(problem, seen) is not None:
         return True
     if problem.backward and _few_large(problem, seen):
         return False
@@ -140,6 +139,8 @@ def _holding_neighbours_pays(problem: Problem, seen: HeldUnits, full: float) -> 
     few = few and (not problem.backward or seen.elements <= LARGE_HELD)
     if problem.view.numel <= FEW_CONTIGUOUS or few:
         return seen.rows * min(SECTOR_BYTES, size * seen.in_sample) <= MOST_SECTORS
+    if not problem.backward and not problem.modulated and seen.positions and _are_many_neighbours(problem, seen):
+        return False
     if size == 4 and seen.elements >= 1024 and seen.load_bytes(problem) < WIDEST_LOAD:
         # (7, 2105, 31, 31) takes 66 us held, and 51 in tiles, (6, 1001, 30, 30) with relu 25.4 and 21.7, the
         # backward of (3, 406, 32, 32) with leaky_relu 17.8 and 11.5.
@@ -174,6 +175,16 @@ def _holding_neighbours_pays(problem: Problem, seen: HeldUnits, full: float) -> 
     return size * together >= 64 and full >= least
 
 
+def _are_many_neighbours(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether channels of one sample of channels_last that no widest load reads are many and long: (1, 1818, 2048) in
+    bf16 takes 23 us held, 15 with twice as many to a program, and 11 in tiles, in fp32 (1, 670, 2880) 20, 14 and 11,
+    (1, 1003, 2048) 13 and 12, but (1, 670, 1200) in bf16 5.9, and 7.4, in fp32 7.7, and 7.8."""
+    if seen.samples > 1 or seen.load_bytes(problem) >= WIDEST_LOAD or seen.elements < 2048:
+        return False
+    size = DTYPE_BYTES[problem.dtype]
+    return problem.view.numel > (FEW if size == 2 else FEW // 2) and (size == 4 or seen.narrow(problem))
+
+
 def _of_positions(problem: Problem, seen: HeldUnits, full: float) -> bool | None:
     """:func:`holding_pays` of groups of channels_last that no other reason decides; None for those that one does."""
     size, small = DTYPE_BYTES[problem.dtype], _is_small(problem)
@@ -196,6 +207,12 @@ def _of_positions(problem: Problem, seen: HeldUnits, full: float) -> bool | None
         return False  # (5, 2560, 32, 32) in 512 groups in fp16 takes 67 us held, and 23 in tiles
     if problem.backward and seen.columns == 3 and seen.elements == LARGE_HELD and seen.in_sample > 2:
         return size > 2  # (2, 90, 32, 32) in 30 groups in fp16 takes 5.9 us held, and 4.7 in tiles
+    row = seen.columns * size
+    sparse = 16 < row < SECTOR_BYTES and seen.elements > LARGE_HELD and size == 2 and not problem.backward
+    if sparse and size * problem.view.numel > CACHED_BYTES:
+        # In fp16 (111, 768, 21, 23) in 64 groups with silu takes 95 us held, and 67 in tiles, (53, 1280, 32, 16) in 128
+        # with scale and shift 86 and 56.
+        return False
     if seen.elements == MOST_HELD and _fills_few_waves(problem, seen):
         return True
     if seen.elements == MOST_HELD and _fills_registers(problem, seen):
@@ -268,10 +285,15 @@ def _holding_planes_pays(problem: Problem, seen: HeldUnits, full: float) -> bool
         # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
         # 67, on an H100 (14, 960, 4928) without an activation 133, and 146, (28, 619, 48, 87) in fp16 with relu
         # 183, and 158.
+        # (16, 256, 112, 112) in bf16 with relu, 77 % full, takes 111 us held, and 100 in steps, (16, 256, 14400), 88 %,
+        # 118, and 121.
         simple = seen.elements == SHARING_HELD and problem.norm.activation is None and not problem.modulated
         # Few planes leave multiprocessors idle: (4, 22, 189, 64) in bf16 with gelu_tanh takes 6.3 us held, 74 %
         # full, and 10.0 in tiles.
-        return seen.elements == LARGE_HELD or simple or full >= (0.75 if seen.units > PROCESSORS else 0.7)
+        least = 0.7 if seen.units <= PROCESSORS else 0.75
+        if seen.elements == MOST_HELD and seen.units > PROCESSORS and not problem.modulated:
+            least = 0.85
+        return seen.elements == LARGE_HELD or simple or full >= least
     many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
     if many and full_of_singles(problem):
         return False
@@ -507,6 +529,8 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
 def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
     """Whether a small unit fills a tile of one axis better than one of two: (43, 768, 3, 3) in 32 groups takes 2.5 us
     whole, 84 % full, and 3.5 held, 42 % full."""
+    if warps_of_planes(problem, seen) is not None:
+        return False
     held, whole = problem.reduced / seen.elements, problem.reduced / power_of_two(problem.reduced)
     short = SHORT_WHOLE // 4 < problem.reduced <= SHORT_WHOLE and unit_bytes(problem) < WIDE_LOAD
     slow = problem.modulated and not problem.backward and seen.load_bytes(problem) == DTYPE_BYTES[problem.dtype]
@@ -608,4 +632,6 @@ def fills_block(problem: Problem) -> bool:
     lanes, block = 16 * problem.reduced, power_of_two(problem.reduced)
     if load_bytes(problem) < WIDE_LOAD:
         return lanes >= 10 * block  # (6, 320, 10761) in bf16 takes 27.8 us whole, and 36 in tiles
+    if DTYPE_BYTES[problem.dtype] == 2 and block == 16384:
+        return 2 * lanes >= 19 * block  # (32, 256, 96, 100) in fp16 takes 100 us whole, and 94 in steps
     return lanes >= (11 if block > 16384 and DTYPE_BYTES[problem.dtype] == 2 else 9) * block

@@ -9,6 +9,8 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a program of short units.
 SHORT_UNITS = 512
+#: Operations of an activation that takes about as long as the sums of a row.
+SLOW = 14
 #: Short units of narrow loads up to which a warp has one, and two; so many are few for the multiprocessors.
 FEW_UNITS, MANY_UNITS = 4 * PROCESSORS, 20 * PROCESSORS
 #: Units of 32 lanes up to which twice as many on four warps are faster.
@@ -69,7 +71,11 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         few = units <= 64 * PROCESSORS and problem.view.spatial == 1 and problem.norm.activation is None
         if sparse and block == 1024 and few:
             # (3666, 768) in fp16 takes 5.6 us so, and 6.1 with one on a warp, but (4687, 741) 8.2 and 6.7.
-            return WholeConfig(1, 1) if narrow else WholeConfig(2, 2)
+            # (4500, 766) in fp16 takes 6.0 us so, and 7.3 with one on a warp, (4500, 640) in bf16 5.5 with two on one,
+            # and 6.3.
+            if unit_bytes(problem) < PAIR_LOAD:
+                return WholeConfig(1, 1)
+            return WholeConfig(2, 1 if 8 * problem.reduced <= 5 * block and not narrow else 2)
         row = size == 2 and not narrow and problem.view.spatial == 1 and not (problem.norm.smooth or problem.modulated)
         some = 50 * PROCESSORS < units <= 150 * PROCESSORS and (not _some(problem) or problem.norm.activation)
         if row and some and 4 * problem.reduced >= 3 * block == 3 * 1024:
@@ -180,6 +186,9 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
         # rms_norm of (12000, 448) in fp16 with silu takes 7.4 us so, and 8.1 on one warp, (25000, 384) in bf16 11.3 and
         # 12.0.
         return WholeConfig(2, 2)
+    odd = short and block == 512 and narrow and not problem.norm.has_mean and _fills(problem.reduced, block)
+    if odd and problem.view.spatial == problem.view.groups == 1 and not problem.norm.smooth and _some(problem):
+        return WholeConfig(2, 2)  # rms_norm of (4000, 495) in bf16 takes 4.5 us so, and 4.8 on one warp
     return WholeConfig((1024 if short or (block >= 256 and not narrow) else SHORT_UNITS) // block, 1)
 
 
@@ -279,6 +288,9 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
     # instance_norm 1.43 and 1.52, (34, 67, 3) in one group 1.72 and 1.79, but layer_norm of (2, 483) in fp16 1.82, and
     # 1.59, (82, 497) in bf16 1.99 and 1.83, (10, 300, 5) in 5 groups in bf16 1.92, and 1.71.
     single, rows = block == 512 and narrow and size == 2, problem.view.spatial == problem.view.groups == 1
+    slow = problem.norm.activation is not None and problem.norm.activation.flops >= SLOW
+    if rows and block == 512 and size == 2 and slow and units <= PROCESSORS // 2:
+        return WholeConfig(1, 4)  # rms_norm of (40, 512) in bf16 with gelu takes 1.63 us so, and 1.73 on one warp
     if busy or (block == 512 and _several(problem)) or (single and rows and problem.norm.has_mean):
         few = PROCESSORS
     else:
