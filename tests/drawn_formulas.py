@@ -299,6 +299,11 @@ def compute(
     if magnitudes:
         size = dy.abs() * (1.0 if spec.activation is None else 1.0 + reach)
         rough_p, rough_q = rooted(size, 3), rooted(size * near, 3)
+        if spec.activation is not None and x.numel():
+            # Where all z of a sum are the same number, so is the rounding of their slopes, and it does not average out.
+            alike = z.amax(3, keepdim=True) == z.amin(3, keepdim=True)
+            common = dy.sum(3, keepdim=True).abs() * (1.0 + reach.amax(3, keepdim=True))
+            rough_p = torch.where(alike, torch.maximum(rough_p, common), rough_p)
         total = rooted(A * rough_p, *inner) + near * rooted(A * rough_q, *inner)
         sizes["grad_input"] = spec.from_view(rstd * (A.abs() * size + (total if spec.training else 0.0)))
         sizes |= parameter_gradients(spec, gamma.abs(), beta.abs(), factor.abs(), rough_p, rough_q, rooted)
