@@ -49,7 +49,7 @@ LONG_ROW, LEAST_ROWS = 8192, 8
 MOST_ACTIVATED = 12288
 #: Elements of a plane up to which a second read of it comes from the L1: in steps the backward of (55, 909, 48, 105) in
 #: fp16 with relu took 386 us, and 505 in one read, of (20, 256, 10400) with silu 113 and 132, of (32, 256, 96, 100)
-#: 136 and 146, of (20, 256, 12000) in bf16 109 and 111, but of (20, 256, 20000) with relu 121 and 120.
+#: 136 and 146, of (20, 256, 12000) in bf16 109 and 111, but of (12, 256, 20000) with relu 121 and 120.
 MOST_STEPPED = 16384
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132

@@ -355,9 +355,9 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
 def _narrow_neighbours(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     """The channels of one sample of channels_last that no widest load reads, 8 to a program, whose rows are what memory
     moves; fewer where that leaves multiprocessors idle; None for others. us so, and before: in bf16 (1, 670, 1200) 5.9
-    and 7.1 with four, (1, 498, 1500) 5.6 and 6.3, (1, 670, 512) 3.3 and 3.5 with 16, (1, 1002, 1024) 4.9 with 16 and
-    5.3, (1, 271, 600) 3.4 with four and 3.6, in fp32 3.4 and 4.0, (1, 270, 2048) with four 7.3 and 8.6, (1, 135, 1200)
-    with two 4.7 and 5.1, (1, 3001, 300) 5.8 and 6.3 with 16."""
+    and 7.1 with four, batch_norm of (2, 498, 750) 5.6 and 6.3, of (2, 670, 256) 3.3 and 3.5 with 16, (1, 1002, 1024)
+    4.9 with 16 and 5.3, (1, 271, 600) 3.4 with four and 3.6, in fp32 3.4 and 4.0, (1, 270, 2048) with four 7.3 and 8.6,
+    batch_norm of (2, 135, 600) with two 4.7 and 5.1, (1, 3001, 300) 5.8 and 6.3 with 16."""
     neighbours = seen.contiguous and seen.positions and seen.samples == 1 and problem.view.spatial > 1
     if not neighbours or problem.modulated or seen.load_bytes(problem) == WIDEST_LOAD or seen.in_sample < MANY_LONG:
         return None

@@ -177,8 +177,8 @@ def _holding_neighbours_pays(problem: Problem, seen: HeldUnits, full: float) -> 
 
 def _are_many_neighbours(problem: Problem, seen: HeldUnits) -> bool:
     """Whether channels of one sample of channels_last that no widest load reads are many and long: (1, 1818, 2048) in
-    bf16 takes 23 us held, 15 with twice as many to a program, and 11 in tiles, in fp32 (1, 670, 2880) 20, 14 and 11,
-    (1, 1003, 2048) 13 and 12, but (1, 670, 1200) in bf16 5.9, and 7.4, in fp32 7.7, and 7.8."""
+    bf16 takes 23 us held, 15 with twice as many to a program, and 11 in tiles, in fp32 batch_norm of (4, 670, 5, 9, 16)
+    20, 14 and 11, of (2, 1003, 1024) 13 and 12, but (1, 670, 1200) in bf16 5.9, and 7.4, in fp32 7.7, and 7.8."""
     if seen.samples > 1 or seen.load_bytes(problem) >= WIDEST_LOAD or seen.elements < 2048:
         return False
     size = DTYPE_BYTES[problem.dtype]

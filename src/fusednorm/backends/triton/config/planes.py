@@ -74,14 +74,14 @@ def _dear(problem: Problem) -> bool:
 def _groups_forward(problem: Problem, seen: HeldUnits) -> int | None:
     """:func:`warps_of_planes` of the forward of groups. us held, and before in tiles, whole, on more warps or in one
     read of Hopper's: in fp16 (110, 500, 605) in 100 groups 39.8 and 49.7, (130, 96, 50, 48) in 32 with relu 37 and
-    45, (120, 192, 30, 31) in 16 with silu 32 and 55, in bf16 (60, 512, 48, 48) in 256 with relu 83 and 139, (74, 1000,
-    303) in 100 with silu 32 and 62, in fp32 (145, 384, 371) in 64 43 and 71, (29, 1280, 212) in 64 with gelu 23 and 30,
-    (59, 320, 872) in 32 with silu 36 and 53; (4, 2000, 112) in 100 in fp16, 6 MB of input, 5.8 and 6.7."""
+    45, (120, 192, 30, 31) in 16 with silu 32 and 55, in bf16 (60, 512, 48, 48) in 256 with relu 83 and 139, (116, 640,
+    303) in 64 with silu 32 and 62, in fp32 (145, 384, 371) in 64 43 and 71, (63, 640, 212) in 32 with gelu 23 and 30,
+    (19, 1000, 872) in 100 with silu 36 and 53; (45, 640, 112) in 32 in fp16, 6 MB of input, 5.8 and 6.7."""
     full, large = _full(seen), _large(problem)
     if _single(problem) and seen.rows > MANY_PLANES:
-        return None  # (60, 1280, 9, 9) in 32 groups in bf16 takes 30 us held, and 25 whole
+        return None  # (100, 1280, 9, 9) in 32 groups in bf16 takes 30 us held, and 25 whole
     if seen.elements == SMALL:
-        # (14, 2000, 112) in 100 groups in fp16 takes 5.8 us on two, and 6.7 on four, but (33, 768, 16, 47) in 256 in
+        # (45, 640, 112) in 32 groups in fp16 takes 5.8 us on two, and 6.7 on four, but (33, 768, 16, 47) in 256 in
         # bf16 21.8 and 21.4, (105, 64, 39, 40) in 32 with gelu, 76 % full, 18.1 and 16.8.
         if not _short(problem):
             return BY_SIZE if full >= 0.7 else 4
@@ -96,26 +96,26 @@ def _groups_forward(problem: Problem, seen: HeldUnits) -> int | None:
         if load_bytes(problem) == WIDEST_LOAD and full < 0.42:
             return None
         return 4 if full < 0.47 else 8
-    # (24, 128, 53, 48) in 32 groups with relu takes 19.8 us on 16, and 21.7 on 8, (32, 320, 912) 23.4 and 22.3.
+    # (24, 128, 53, 48) in 32 groups with relu takes 19.8 us on 16, and 21.7 on 8, (16, 640, 912) in 64 23.4 and 22.3.
     return 8 if full < 0.5 or seen.units >= 8 * PROCESSORS else 16
 
 
 def _groups_backward(problem: Problem, seen: HeldUnits) -> int | None:
-    """:func:`warps_of_planes` of the backward of groups. us held, and before, as above: in fp32 (130, 320, 448) in 32
+    """:func:`warps_of_planes` of the backward of groups. us held, and before, as above: in fp32 (65, 640, 448) in 64
     groups 57 and 101, (78, 320, 38, 39) in 64 135 and 198, (8, 2560, 22, 16) in 256 with relu 31 and 38, in 16 bits
-    (54, 1024, 13, 15) in 64 with gelu 42 and 60, (159, 128, 27, 24) in 32 with leaky_relu 34 and 43, (139, 256, 1189)
-    in 64 78 and 116, (14, 2400, 184) in 100 with gelu 22 and 30, (39, 600, 43, 40) in 100 with silu 84 and 115, (97,
+    (54, 1024, 13, 15) in 64 with gelu 42 and 60, (159, 128, 27, 24) in 32 with leaky_relu 34 and 43, (89, 400, 1189)
+    in 100 78 and 116, (14, 2400, 184) in 100 with gelu 22 and 30, (39, 600, 43, 40) in 100 with silu 84 and 115, (97,
     384, 912) in 32 with relu 78 and 98."""
     single, many = _single(problem), seen.rows > MANY_PLANES
     full, large = _full(seen), _large(problem)
     if single and seen.rows >= MANY_PLANES:
-        # In fp16 (28, 1920, 15, 15) in 64 groups takes 48 us held, and 40 in tiles, (30, 512, 15, 15) in 32 15 and 12,
+        # In fp16 (28, 1920, 225) in 64 groups takes 48 us held, and 40 in tiles, (30, 512, 15, 15) in 32 15 and 12,
         # in fp32 (10, 512, 15, 15) 8.8 and 7.9, (30, 960, 13, 13) with silu 40 and 32.
         if _short(problem):
             return 4 if large and not many and seen.elements == SMALL else None
         if seen.units <= FEW_UNITS or not many or seen.elements != SHARED or problem.norm.smooth:
             return None
-        return 4  # (17, 960, 141) in 32 groups takes 17 us on four, and 24 on 8
+        return 4  # (8, 1920, 141) in 64 groups takes 17 us on four, and 24 on 8
     if seen.elements == SMALL:
         # (32, 512, 14, 14) in 32 groups in fp32 with relu takes 16.3 us on 8, and 17.5 on four.
         return 4 if _short(problem) or full < 0.7 else BY_SIZE
@@ -131,8 +131,8 @@ def _groups_backward(problem: Problem, seen: HeldUnits) -> int | None:
     if not _short(problem):
         return 8 if single else 16  # (28, 128, 2801) in 32 groups takes 35 us on 8, and 44 on 16
     if problem.norm.smooth:
-        # (12, 1536, 332) in 64 groups in bf16 with silu takes 34 us held, and 25 in tiles, but (16, 1280, 16, 16) in 32
-        # 15.0 and 17.7.
+        # (24, 768, 332) in 32 groups in bf16 with silu takes 34 us held, and 25 in tiles, but (16, 1280, 16, 16) 15.0
+        # and 17.7.
         return None if many and load_bytes(problem) < WIDEST_LOAD else 8
     # (4, 1000, 828) in 100 groups in bf16 with relu, 7 MB, takes 13.0 us held, and 12.6 in tiles. (57, 512, 32, 32) in
     # 32 in bf16 takes 58 us on 16, and 67 on four, (12, 912) of 68 MB with relu 100 and 78.
@@ -144,12 +144,9 @@ def _channels_forward(problem: Problem, seen: HeldUnits) -> int | None:
     20.0, (33, 2048, 120) in bf16 13.4 and 20.7, (64, 1024, 232) in fp16 with silu 24.4 and 28.5, (128, 1500, 28) in
     bf16 with leaky_relu 11.0 and 14.2, (48, 1500, 225) in fp32 50 and 69."""
     single, short = _single(problem), _short(problem)
-    if seen.flat:
-        return None
+    # (60, 2048, 121) in fp16 with silu takes 41 us held, and 29 in tiles, (100, 700, 121) in fp32 38 and 31.
     if single and seen.rows > (2 * MANY_PLANES if short else MOST_PLANES):
-        return (
-            None  # (60, 2048, 121) in fp16 with silu takes 41 us held, and 29 in tiles, (100, 700, 121) in fp32 38, 31
-        )
+        return None
     if seen.elements <= SHARED:
         if not short:
             return None
