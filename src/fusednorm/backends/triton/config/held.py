@@ -365,11 +365,8 @@ def _narrow_neighbours(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if size > 4 or not 256 <= seen.elements <= 2048 or seen.units * seen.elements <= SMALL_HELD:
         return None
     many = seen.units >= 7 * PROCESSORS
-    if size == 2 and many and seen.elements == 1024 and seen.load_bytes(problem) == size:
-        return None
-    pairs = size == 2 and seen.load_bytes(problem) > size and many
-    if pairs and 512 <= seen.elements <= 1024:
-        return HeldConfig(16, 8)
+    if size == 2 and many and seen.elements == 1024:  # those of single elements are as many on 16 warps
+        return HeldConfig(16, 8) if seen.load_bytes(problem) > size else None
     units = 8 if seen.units >= 3 * PROCESSORS else 4
     if size == 4 and seen.units < 3 * PROCESSORS // 2:
         units = 2

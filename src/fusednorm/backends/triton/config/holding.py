@@ -84,8 +84,6 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             most = FEW_CONTIGUOUS if problem.backward and size == 2 else 2 * FEW_CONTIGUOUS
             return seen.elements <= MOST_FEW_APART and problem.view.numel <= most
         return problem.view.numel <= 4 * SMALL_HELD
-    if problem.backward and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 8 and seen.across != "sample":
-        return False  # (9, 1, 75, 169) in fp16 takes 5.2 us held, and 3.8 in tiles
     if seen.contiguous:
         return _holding_neighbours_pays(problem, seen, full)
     if seen.across == "sample":
@@ -131,8 +129,6 @@ def _holding_neighbours_pays(problem: Problem, seen: HeldUnits, full: float) -> 
     """:func:`holding_pays` of units that are neighbours in memory, element by element."""
     size, small = DTYPE_BYTES[problem.dtype], _is_small(problem)
     together = MOST_HELD // seen.elements
-    if together >= seen.in_sample:
-        return True
     # (35, 3, 8, 37, 17) in bf16 takes 4.0 us held, and 8.6 in tiles, (7, 3, 89, 89) 4.0 and 8.5.
     # (20, 5, 56, 56) in fp16 with scale and shift and gelu_tanh takes 5.8 us backward held, and 8.7 in tiles.
     few = small and size * seen.in_sample <= SECTOR_BYTES and seen.units >= PROCESSORS // 8
@@ -252,10 +248,6 @@ def _holding_forward_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         # with leaky_relu 20.8 whole, and 12.2.
         return seen.positions
     several = seen.across == "channel" and seen.rows > 1
-    if several and seen.elements == SHARING_HELD and full >= 0.55 and _singles(problem):
-        # (20, 512, 17, 17) in 32 groups in fp32 takes 10.1 us held, and 11.4 in tiles, (30, 1280, 11, 11) 17.5 and
-        # 22.5, (12, 320, 15, 15) in 16 with relu 4.8 and 5.9.
-        return True
     single = single and several
     many = seen.units > 2 * PROCESSORS and seen.rows > MANY_PLANES
     if single and many and problem.reduced > LARGE_HELD and seen.elements == SHARING_HELD:
@@ -317,11 +309,7 @@ def _holding_groups_pays(problem: Problem, seen: HeldUnits, full: float) -> bool
     if size == 2 and seen.elements == SHARING_HELD and fills_tiles(problem, seen):
         return False  # (4, 1024, 13, 13) in 32 groups in fp16 takes 8.0 us held, and 5.1 in tiles
     large = seen.elements == SHARING_HELD and _singles(problem)
-    if large and seen.units <= PROCESSORS // 8:
-        return False  # (1, 2048, 5, 5) in 8 groups in fp32 with scale and shift takes 6.4 us held, and 4.8 in tiles
     many = seen.units > 4 * PROCESSORS and problem.norm.activation is None and not problem.modulated
-    if many and size == 4 and seen.elements == LARGE_HELD and full >= 0.5:
-        return True  # (5, 1128, 23, 32) in 376 groups takes 15.0 us held, and 22 in tiles
     if large and many:
         return True  # (20, 512, 17, 17) in 32 groups takes 18.5 us held, and 24 in tiles
     if _singles(problem) and problem.view.numel > SMALL_HELD and (full < 0.6 or seen.elements == MOST_HELD):
@@ -459,8 +447,6 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         return 32 <= seen.units <= (1 if problem.backward else 2) * PROCESSORS
     if problem.backward and even and size > 2 and seen.elements > LARGE_HELD and seen.units <= PROCESSORS // 8:
         return False  # (5, 12, 32, 32) in fp32 with leaky_relu takes 4.1 us held, and 2.9 in tiles
-    if problem.backward and even and problem.norm.smooth and seen.elements <= LARGE_HELD and full >= 0.6:
-        return True  # (40, 2048, 8, 8) in bf16 with gelu_tanh takes 16.1 us held, and 31.3 in tiles
     if even and problem.view.numel <= 2 * FEW and seen.units >= PROCESSORS and full >= 0.33:
         # In bf16 (33, 1024, 8, 8) takes 6.7 us backward held, 52 % full, and 13.1 in tiles, with silu 8.0 and 15.4,
         # (24, 768, 12, 12) with relu 10.1, 42 % full, and 16.4, (70, 900, 4, 10) with silu 13.0, 34 % full, and 16.6,
@@ -470,24 +456,13 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     if problem.view.numel > FEW:
         if not problem.backward and seen.affine == 3 and seen.elements <= ALL_SAMPLES:
             return True  # (98, 2560, 3, 3) in fp16 takes 13.7 us held, 43 % full, and 19.1 in tiles
-        if not problem.backward and even and full >= 0.5 and seen.elements <= ALL_SAMPLES and problem.norm.smooth:
-            return True  # (4, 2560, 16, 17) in bf16 with gelu_tanh takes 7.1 us held, 53 % full, and 10.9 in tiles
-        if not problem.backward and even and full >= 0.45 and seen.elements <= LARGE_HELD and size == 4:
-            # (68, 2224, 4, 4) takes 6.9 us held, 53 % full, and 11.5 in tiles, (40, 1280, 6, 8) with relu 7.7 and 11.2.
+        some = not problem.backward and problem.view.numel <= 2 * FEW
+        if some and full >= 0.6 and seen.elements <= SHARING_HELD and seen.affine != 3:
             return True
-        if full >= 0.6 and seen.elements <= SHARING_HELD and seen.affine != 3:
-            if not problem.backward and problem.view.numel <= 2 * FEW:
-                return True
-            if problem.norm.activation is None and seen.columns > 128 and problem.view.numel <= 3 * FEW // 2:
-                return True
-        if not problem.backward and even and seen.columns >= 128 and full >= 0.75 and seen.elements <= SHARING_HELD:
-            return True  # (28, 2241, 256) in fp16 with relu takes 18.9 us held, and 34.6 in tiles
         long = seen.affine == 3 and seen.elements > 8192
         # (17, 768, 13, 13) in fp32 with relu takes 11.6 us backward held, 70 % full, and 18.4 in tiles, (17, 768, 17,
         # 17) 24.1, 60 % full, and 27.9, (25, 700, 11, 11) with silu, whose rows lie along an axis, 11.6 and 17.7.
         wide = problem.backward and problem.dtype == "float32" and problem.view.numel <= 2 * FEW
-        if wide and seen.rows <= 2 and full >= 0.5 and seen.elements <= 2 * LARGE_HELD:
-            return True  # (2, 842, 47, 47) takes 13.7 us held, 54 % full, and 21.7 in tiles
         large = problem.backward or seen.elements > SHARING_HELD  # (3, 3000, 2501) in fp32 takes 64 us held, and 83
         large = large and (seen.elements > LARGE_HELD or size == 2)  # (1, 1280, 2997) in fp32: 13.2 us, and 19.1
         if seen.columns > LONG_FLAT_PLANE and large and (seen.flat or seen.narrow(problem)):
