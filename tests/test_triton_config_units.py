@@ -2105,6 +2105,10 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("group_norm", 7, "leaky_relu", False), (5, 1379, 3, 3, 3), torch.float32, True, "backward",
          TilesConfig(PassConfig(64, 16, tiles=1, warps=2, stages=1), PassConfig(128, 8, tiles=1, warps=4, stages=1))),
         (("batch_norm", 0, None, False), (68, 2224, 4, 4), torch.float32, False, "forward", HeldConfig(1, 4)),
+        (("rms_norm", 1, "relu", False), (1500, 509), torch.float16, False, "forward", WholeConfig(2, 1)),
+        (("rms_norm", 1, "leaky_relu", False), (2300, 511), torch.float16, False, "forward", WholeConfig(2, 2)),
+        (("layer_norm", 1, None, False), (4500, 766), torch.float16, False, "forward", WholeConfig(2, 2)),
+        (("layer_norm", 1, None, False), (4500, 640), torch.bfloat16, False, "forward", WholeConfig(2, 1)),
     ],
 )  # fmt: skip
 def test_the_configurations_of_drawn_shapes_that_were_measured(

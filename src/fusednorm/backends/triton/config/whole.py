@@ -9,7 +9,7 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a program of short units.
 SHORT_UNITS = 512
-#: Operations of an activation that takes about as long as the sums of a row.
+#: Operations of an activation that is slow.
 SLOW = 14
 #: Short units of narrow loads up to which a warp has one, and two; so many are few for the multiprocessors.
 FEW_UNITS, MANY_UNITS = 4 * PROCESSORS, 20 * PROCESSORS
@@ -151,6 +151,9 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     if total <= (4 if short else 6) * SMALL_HELD:
         if short and block == 512 and not (narrow or problem.norm.has_mean):
             return WholeConfig(2, 2)  # rms_norm of (1269, 512) in fp16 takes 2.2 us so, and 2.4 with one on one warp
+        odd = short and block == 512 and narrow and not problem.norm.has_mean and problem.view.spatial == 1
+        if odd and total > 2 * SMALL_HELD and _fills(problem.reduced, block) and not _is_slow(problem):
+            return WholeConfig(2, 1)  # rms_norm of (1500, 509) in fp16 with relu takes 2.4 us so, and 2.8 with one
         return WholeConfig(SHORT_UNITS // block, 1)
     wide = not narrow and (not problem.norm.has_mean or unit_bytes(problem) >= WIDEST_LOAD)
     # rms_norm of (79350, 64) in bf16 with leaky_relu takes 6.6 us with 32 on two warps, and 7.2 with 16.
@@ -187,8 +190,10 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
         # 12.0.
         return WholeConfig(2, 2)
     odd = short and block == 512 and narrow and not problem.norm.has_mean and _fills(problem.reduced, block)
-    if odd and problem.view.spatial == problem.view.groups == 1 and not problem.norm.smooth and _some(problem):
-        return WholeConfig(2, 2)  # rms_norm of (4000, 495) in bf16 takes 4.5 us so, and 4.8 on one warp
+    if odd and problem.view.spatial == problem.view.groups == 1 and not _is_slow(problem) and _some(problem):
+        # rms_norm of (4000, 495) in bf16 takes 4.5 us so, and 4.8 on one warp, of (2300, 511) in fp16 with leaky_relu
+        # 2.95 and 3.23.
+        return WholeConfig(2, 2)
     return WholeConfig((1024 if short or (block >= 256 and not narrow) else SHORT_UNITS) // block, 1)
 
 
@@ -226,6 +231,11 @@ def _narrow_whole(problem: Problem, block: int) -> WholeConfig:
         # fp16 3.2 and 3.1.
         twice = False
     return WholeConfig((2 if twice else 1) * SHORT_UNITS // block, 1)
+
+
+def _is_slow(problem: Problem) -> bool:
+    """Whether an activation takes about as long as the sums of a row."""
+    return problem.norm.activation is not None and problem.norm.activation.flops >= SLOW
 
 
 def _some(problem: Problem) -> bool:
@@ -288,8 +298,7 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
     # instance_norm 1.43 and 1.52, (34, 67, 3) in one group 1.72 and 1.79, but layer_norm of (2, 483) in fp16 1.82, and
     # 1.59, (82, 497) in bf16 1.99 and 1.83, (10, 300, 5) in 5 groups in bf16 1.92, and 1.71.
     single, rows = block == 512 and narrow and size == 2, problem.view.spatial == problem.view.groups == 1
-    slow = problem.norm.activation is not None and problem.norm.activation.flops >= SLOW
-    if rows and block == 512 and size == 2 and slow and units <= PROCESSORS // 2:
+    if rows and block == 512 and size == 2 and _is_slow(problem) and units <= PROCESSORS // 2:
         return WholeConfig(1, 4)  # rms_norm of (40, 512) in bf16 with gelu takes 1.63 us so, and 1.73 on one warp
     if busy or (block == 512 and _several(problem)) or (single and rows and problem.norm.has_mean):
         few = PROCESSORS
