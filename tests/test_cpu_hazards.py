@@ -204,6 +204,9 @@ SILU: dict[str, object] = {"activation": "silu"}
         (View(1, 1, 4, 64), "channels_first", {}, "cpu.planes"),
         (View(8, 32, 8, 3136), "channels_last", {}, "cpu.slabs"),
         (View(1, 32, 4, 65536), "channels_last", {}, "cpu.slabs_split"),
+        (View(4, 32, 32, 30), "channels_last", {}, "cpu.slabs"),  # few samples of up to 128 KB each, as measured
+        (View(4, 32, 32, 33), "channels_last", {}, "cpu.slabs_split"),
+        (View(3, 32, 32, 30), "channels_last", {}, "cpu.slabs_split"),
         (View(8, 256, 1, 3136), "channels_last", {"family": "batch_norm"}, "cpu.slabs_split"),
         (View(8, 256, 1, 3136), "channels_first", {"family": "batch_norm"}, "cpu.planes"),
         (
