@@ -453,6 +453,9 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (problem_of((6, 8, 560, 1000), 2, activation="relu", backward=True), "triton.tiles"),  # 69 % of the blocks work
         (problem_of((16, 128, 128, 160), 128, backward=True), "hopper.resident"),
         (problem_of((30, 64, 144, 144), 64, backward=True), "hopper.resident"),
+        (problem_of((55, 909, 48, 105), 909, torch.float16, "relu", backward=True), "triton.rows"),  # short planes
+        (problem_of((12, 256, 200, 100), 256, activation="relu", backward=True), "hopper.resident"),
+        (problem_of((20, 64, 80, 80), dtype=torch.float32, last=True), "triton.tiles"),  # halves of vectors of 32 bits
         (over_batch((32, 256, 56, 56)), "hopper.resident"),
         (over_batch((32, 256, 56, 56), backward=True), "hopper.resident"),
         (over_batch((32, 256, 56, 56), modulated=True), "triton.tiles"),

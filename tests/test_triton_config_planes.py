@@ -59,7 +59,7 @@ def test_other_rules_decide_about_other_units() -> None:
 
 
 def test_sums_around_a_norm_keep_the_choice_that_was_measured_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hopper's one read of (60, 512, 48, 48) with a residual is faster than tiles, though without one it is held."""
+    """(60, 512, 48, 48) alone is held. With a residual, about which these rules do not decide, Hopper's one read stays."""
     monkeypatch.setattr(instances, "_common", lambda problem: None)
     monkeypatch.setattr(hopper, "unavailable", lambda: None)
     monkeypatch.setattr(hopper, "_elsewhere", lambda problem: None)

@@ -10,7 +10,7 @@ from triton_config_support import group_norms, problems_of
 
 from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config.held import MOST_HELD, held_for
+from fusednorm.backends.triton.config.held import held_for
 from fusednorm.backends.triton.config.holding import holding_pays
 from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
@@ -21,7 +21,7 @@ from fusednorm.backends.triton.config.kinds import (
     TilesConfig,
     WholeConfig,
 )
-from fusednorm.backends.triton.config.units import held_units, pivots
+from fusednorm.backends.triton.config.units import MOST_HELD, held_units, pivots
 from fusednorm.backends.triton.config.whole import whole_forward_for
 from fusednorm.backends.triton.plans.whole import Units
 from fusednorm.backends.triton.runs import (
@@ -2109,6 +2109,13 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("rms_norm", 1, "leaky_relu", False), (2300, 511), torch.float16, False, "forward", WholeConfig(2, 2)),
         (("layer_norm", 1, None, False), (4500, 766), torch.float16, False, "forward", WholeConfig(2, 2)),
         (("layer_norm", 1, None, False), (4500, 640), torch.bfloat16, False, "forward", WholeConfig(2, 1)),
+        (("instance_norm", 0, None, False), (32, 256, 96, 100), torch.float16, False, "forward", StepsConfig(1024, 4)),
+        (("instance_norm", 0, "relu", False), (16, 256, 112, 112), torch.bfloat16, False, "backward",
+         StepsConfig(2048, 8)),
+        (("group_norm", 64, None, False), (145, 384, 371), torch.float32, False, "forward", HeldConfig(1, 4)),
+        (("group_norm", 64, "silu", False), (111, 768, 21, 23), torch.float16, True, "forward",
+         TilesConfig(PassConfig(64, 16, tiles=31, warps=1, stages=3), PassConfig(128, 32, tiles=2, warps=4, stages=1))),
+        (("instance_norm", 0, None, False), (55, 909, 48, 105), torch.bfloat16, False, "backward", HeldConfig(1, 4)),
     ],
 )  # fmt: skip
 def test_the_configurations_of_drawn_shapes_that_were_measured(

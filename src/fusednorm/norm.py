@@ -83,6 +83,11 @@ class Norm:
         return self.activation is not None and not self.activation.told
 
     @property
+    def activation_flops(self) -> int:
+        """The operations of the activation for each element; 0 where there is none."""
+        return 0 if self.activation is None else self.activation.flops
+
+    @property
     def activation_parameter(self) -> float:
         """The activation's number (silu's beta, leaky_relu's slope); 0 where it has none."""
         activation = self.activation

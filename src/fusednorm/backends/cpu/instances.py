@@ -109,10 +109,10 @@ FEWEST_SEGMENTS = 16  # of rows, so that so many threads have one
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
 NO_BLOCKS = "the statistics run over the samples, and planes do not make rows of several channels"
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
-#: Samples of channels_last that are few, and the bytes of each up to which a thread takes a whole one of these: pieces
-#: cost two waits of all threads, which more threads than samples do not repay. On two threads, us whole and in pieces,
-#: with silu: in 8 groups in float32 (4, 256, 12, 12) 35 and 45, backward 65 and 73, (6, 256, 11, 11) 37 and 50, 67 and
-#: 86, in 32 groups (4, 1024, 5, 6) 44 and 58, 74 and 88, in bfloat16 47 and 67, 73 and 87.
+#: Samples of channels_last from which on a thread takes a whole one of up to so many bytes, though more threads than
+#: samples would be idle: pieces cost two waits of all threads. On two threads, us whole and in pieces, with silu: in 8
+#: groups in float32 (4, 256, 12, 12) 35 and 45, backward 65 and 73, (6, 256, 11, 11) 37 and 50, 67 and 86, in 32 groups
+#: (4, 1024, 5, 6) 44 and 58, 74 and 88, in bfloat16 47 and 67, 73 and 87.
 FEWEST_WHOLE, WHOLE_SAMPLE_BYTES = 4, 128 << 10
 #: A backward takes planes shorter than a vector as rows, those of a vector too but for an activation without an
 #: exponential in 32 and 64 bits, and without an activation planes of so many elements at most; of so many samples at
@@ -606,7 +606,7 @@ def _few_for_slabs(problem: Problem) -> bool:
 def choose(problem: Problem) -> Instance:
     """The instance for a problem that this backend can run.
 
-    Few units would leave threads idle, so they are split, unless the input is too small to be worth a second thread. A
+    Few units would leave threads idle, so they are split, unless they, or the input, are too small to be worth that. A
     channels_last sample beyond the cache gains nothing from staying with one thread.
     """
     view = problem.view

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,8 +25,6 @@ from fusednorm.backends.hopper.config.slabs import MOST_MERGED, SlabsConfig, mer
 from fusednorm.backends.hopper.config.slabs import configs as slabs_configs
 from fusednorm.backends.hopper.config.slabs import spread as slabs_spread
 from fusednorm.backends.triton import instances as triton
-from fusednorm.backends.triton.config.planes import warps_of_planes
-from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.runs import stores_dz
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -357,10 +355,7 @@ def choose(problem: Problem) -> Instance | None:
     small = problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES
     if small and not _has_short_planes(problem):
         return None
-    plain = replace(problem, added=None)
-    chosen = triton.choose(plain)
-    if problem.added is not None and warps_of_planes(plain, held_units(plain)) is not None:
-        chosen = triton.choose(problem)
+    chosen = triton.choose(problem)
     if chosen is not triton.TILES and not (problem.backward and chosen is triton.ROWS):
         return None
     if chosen is triton.ROWS and problem.reduced <= MOST_STEPPED:
@@ -392,15 +387,9 @@ def _has_short_planes(problem: Problem) -> bool:
 
 def _busy(problem: Problem) -> bool:
     """Whether an activation takes a part of the time of a second read."""
-    return _operations(problem) >= (BUSY if DTYPE_BYTES[problem.dtype] == 2 else DEAR)
+    return problem.norm.activation_flops >= (BUSY if DTYPE_BYTES[problem.dtype] == 2 else DEAR)
 
 
 def _dear(problem: Problem) -> bool:
     """Whether an activation takes as long as a second read of 16 bits."""
-    return _operations(problem) >= DEAR and DTYPE_BYTES[problem.dtype] == 2
-
-
-def _operations(problem: Problem) -> int:
-    """Of the activation, for each element."""
-    activation = problem.norm.activation
-    return 0 if activation is None else activation.flops
+    return problem.norm.activation_flops >= DEAR and DTYPE_BYTES[problem.dtype] == 2

@@ -11,7 +11,7 @@ from typing import Any
 from fusednorm.backends.triton.config.columns import columns_for
 from fusednorm.backends.triton.config.device import CACHED_BYTES, PROCESSORS
 from fusednorm.backends.triton.config.flat import flat_for, flat_pays, is_dense, most_width
-from fusednorm.backends.triton.config.held import MOST_HELD, held_for
+from fusednorm.backends.triton.config.held import held_for
 from fusednorm.backends.triton.config.holding import (
     LARGE_HELD,
     fills_block,
@@ -57,7 +57,7 @@ from fusednorm.backends.triton.config.rows import (
     rows_sum_backward_for,
 )
 from fusednorm.backends.triton.config.tiles import of_points, passes_for, points_passes_for, tiled
-from fusednorm.backends.triton.config.units import held_units
+from fusednorm.backends.triton.config.units import MOST_HELD, held_units
 from fusednorm.backends.triton.config.whole import MORE_THAN_A_WAVE, whole_forward_for, whole_sum_for
 from fusednorm.backends.triton.runs import (
     FEW,

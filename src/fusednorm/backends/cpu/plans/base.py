@@ -123,12 +123,11 @@ class Plan:
     def _work_bytes(self) -> int:
         """The bytes of float32 or float64 that a kernel without an activation reads in about the time that a pass over
         the input takes: 16 bits take as long as float32."""
-        activation, rows = self.problem.norm.activation, self.samples * self.channels
+        rows = self.samples * self.channels
         if self.problem.view.spatial == 1 or self.problem.norm.per_position:
             rows = self.num_statistics
-        flops = 0 if activation is None else activation.flops
         size = self.problem.view.numel * DTYPE_BYTES[self.problem.compute_dtype]
-        return size + size * flops // FLOPS_OF_A_BYTE + ROW_BYTES * rows
+        return size + size * self.problem.norm.activation_flops // FLOPS_OF_A_BYTE + ROW_BYTES * rows
 
     def kernel(self, function: str, *, activated: bool = True, module: str | None = None) -> int:
         """A kernel's address. A kernel that is not ``activated`` is shared by all activations."""

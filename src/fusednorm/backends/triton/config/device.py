@@ -6,6 +6,8 @@ from fusednorm.backends.triton.runs import power_of_two
 
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
+#: Bytes that memory moves at least.
+SECTOR_BYTES = 32
 #: Bytes that the L2 holds from one read to the next, beside what is written.
 CACHED_BYTES = 40 << 20
 #: Elements of a problem that all multiprocessors hold with 1024 to a program.

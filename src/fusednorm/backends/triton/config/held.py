@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD, program_elements, thread_elements
+from fusednorm.backends.triton.config.device import (
+    PROCESSORS,
+    SECTOR_BYTES,
+    SMALL_HELD,
+    program_elements,
+    thread_elements,
+)
 from fusednorm.backends.triton.config.kinds import HeldConfig
-from fusednorm.backends.triton.config.planes import warps_of_planes
-from fusednorm.backends.triton.config.units import HeldUnits
+from fusednorm.backends.triton.config.planes import LARGE_BYTES, warps_of_planes
+from fusednorm.backends.triton.config.units import MOST_HELD, SHARING_HELD, SMALL_UNIT, HeldUnits
 from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two
 from fusednorm.problem import DTYPE_BYTES, Problem
 
-#: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. Units that are neighbours in memory are
-#: read row by row, and in FEW_CONTIGUOUS elements rows may be of any length.
-MOST_HELD, FEW_CONTIGUOUS = 16384, 1 << 16
-#: Elements of a unit up to which two programs share a multiprocessor.
-SHARING_HELD = 8192
-#: Elements of a unit that one program finishes before a second launch would start.
-SMALL_UNIT = 4096
+#: Units that are neighbours in memory are read row by row, and in so many elements rows may be of any length.
+FEW_CONTIGUOUS = 1 << 16
 #: Elements of the units in one place of all samples that one program of a backward takes, which then needs no second
 #: launch. In channels_last its rows are as short as a unit is wide, which pays in problems of few elements.
 ALL_SAMPLES, ALL_SAMPLES_LAST = 2048, 1 << 14
@@ -303,9 +304,7 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (25, 96, 8, 33) in 32 groups in fp16: 4.5 us, and 6.6 with one, but (5, 96, 29, 16) in bf16 3.9 with two, and
         # 5.5 with four.
         return HeldConfig(min(4 if seen.units > 2 * PROCESSORS else 2, _fitting(seen)), 8)
-    row = size * seen.columns
-    sparse = seen.positions and size == 2 and 16 < row < 32 and seen.elements == 4096
-    if sparse and size * problem.view.numel >= 1 << 24:
+    if sparse_rows(problem, seen) and seen.elements == SMALL_UNIT and size * problem.view.numel >= LARGE_BYTES:
         # Of 12 channels: (60, 768, 16, 16) in 64 groups in bf16 with silu takes 20.7 us so, and 29.5 with one.
         return HeldConfig(min(2, _fitting(seen)), 4)
     found = _narrow_neighbours(problem, seen)
@@ -700,11 +699,11 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
             # (29, 4, 191) in one group in fp16 with gelu_tanh takes 2.9 us so, and 4.4 with 32, (75, 11, 5, 9) in one
             # with silu 3.2 and 5.1.
             thread = 4
-    fits = size * seen.elements <= 2 * MOST_HELD  # the registers of 8 warps
-    most = 8 if load_bytes(problem) < WIDEST_LOAD and not seen.contiguous and fits else 16
-    if size == 4 and seen.columns == 2 and seen.elements == 4096 and seen.units > 2 * PROCESSORS:
+    if size == 4 and seen.columns == 2 and seen.elements == SMALL_UNIT and seen.units > 2 * PROCESSORS:
         # Rows of 32 bytes: (42, 22, 64, 27) in 11 groups takes 13.2 us so, and 17.8 with two.
         return HeldConfig(min(4, power_of_two(seen.in_sample)), 8)
+    fits = size * seen.elements <= 2 * MOST_HELD  # the registers of 8 warps
+    most = 8 if load_bytes(problem) < WIDEST_LOAD and not seen.contiguous and fits else 16
     units = max(1, min(units, power_of_two(seen.in_sample), 32 * 32 * most // seen.elements))
     return HeldConfig(units, max(1, min(most, units * seen.elements // (32 * thread))))
 
@@ -830,6 +829,12 @@ def _padded(problem: Problem, seen: HeldUnits) -> bool:
     """Whether lanes of a forward hold no channel beside the few of a group. Then a program has few groups, and a thread
     few elements: (64, 105, 12, 12) in 21 groups in fp16 and channels_last takes 7.4 us with one, and 10.8 with two."""
     return uneven(seen) and seen.positions and not problem.backward
+
+
+def sparse_rows(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a group of channels_last has most of what memory moves of a position, and not all: 24 bytes of 32."""
+    row = DTYPE_BYTES[problem.dtype] * seen.columns
+    return seen.positions and DTYPE_BYTES[problem.dtype] == 2 and SECTOR_BYTES // 2 < row < SECTOR_BYTES
 
 
 def uneven(seen: HeldUnits) -> bool:

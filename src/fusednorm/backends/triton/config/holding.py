@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.triton.config.device import CACHED_BYTES, PROCESSORS, SMALL_HELD
+from fusednorm.backends.triton.config.device import CACHED_BYTES, PROCESSORS, SECTOR_BYTES, SMALL_HELD
 from fusednorm.backends.triton.config.held import (
     ALL_SAMPLES,
     FEW_CONTIGUOUS,
     MOST_APART,
     MOST_FEW_APART,
-    MOST_HELD,
     ROW_BYTES,
-    SHARING_HELD,
     SHORT_ROW,
-    SMALL_UNIT,
     most_together,
     of_many_points,
+    sparse_rows,
     uneven,
 )
-from fusednorm.backends.triton.config.planes import warps_of_planes
+from fusednorm.backends.triton.config.planes import MANY_PLANES, SHORT_PLANE, warps_of_planes
 from fusednorm.backends.triton.config.tiles import of_points, tiled
-from fusednorm.backends.triton.config.units import HeldUnits
+from fusednorm.backends.triton.config.units import MOST_HELD, SHARING_HELD, SMALL_UNIT, HeldUnits
 from fusednorm.backends.triton.config.whole import FEW_UNITS
 from fusednorm.backends.triton.runs import (
     FEW,
@@ -34,9 +32,9 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a unit that keeps its multiprocessor busy even where its tile is not full.
 LARGE_HELD = 4096
-#: Memory moves so many bytes at least, of which a unit of one channel of channels_last has its own element, and the
-#: bytes that one program may so read: batch_norm of (2, 6, 73, 73) in bf16 takes 5.9 us held, and 4.5 in tiles.
-SECTOR_BYTES, MOST_SECTORS = 32, 1 << 16
+#: Bytes that one program may read of SECTOR_BYTES of which a unit of one channel of channels_last has its own element:
+#: batch_norm of (2, 6, 73, 73) in bf16 takes 5.9 us held, and 4.5 in tiles.
+MOST_SECTORS = 1 << 16
 #: Elements of points with scale and shift whose backward is as fast held: (1000, 128) in fp16 takes 9.0 us held, and
 #: 6.9 in tiles, (288, 43) in bf16 3.7 and 6.9.
 FEW_POINTS = 1 << 16
@@ -50,9 +48,6 @@ MOST_WHOLE_PLANE = 512
 #: Positions of a plane that lies along one axis with those of other samples, or that narrow loads read, beyond which it
 #: fills tiles.
 LONG_FLAT_PLANE = 1024
-#: Positions of a plane up to which tiles of several channels have few of each, and channels of a group that are many
-#: for the program that holds them.
-SHORT_PLANE, MANY_PLANES = 32, 16
 #: Samples from which on batch_norm's spread planes fill tiles.
 SPREAD_PAYS = 32
 
@@ -69,7 +64,7 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     are short where tiles have wide ones: (50, 48, 28, 28) in 16 groups takes 13.5 us held, and 8.8 in tiles.
     """
     size = DTYPE_BYTES[problem.dtype]
-    full = seen.rows * seen.columns / seen.elements
+    full = seen.full
     if of_points(problem) is not None and _many_points(problem, seen):
         return False
     if of_many_points(problem, seen) or warps_of_planes(problem, seen) is not None:
@@ -203,8 +198,7 @@ def _of_positions(problem: Problem, seen: HeldUnits, full: float) -> bool | None
         return False  # (5, 2560, 32, 32) in 512 groups in fp16 takes 67 us held, and 23 in tiles
     if problem.backward and seen.columns == 3 and seen.elements == LARGE_HELD and seen.in_sample > 2:
         return size > 2  # (2, 90, 32, 32) in 30 groups in fp16 takes 5.9 us held, and 4.7 in tiles
-    row = seen.columns * size
-    sparse = 16 < row < SECTOR_BYTES and seen.elements > LARGE_HELD and size == 2 and not problem.backward
+    sparse = sparse_rows(problem, seen) and seen.elements > LARGE_HELD and not problem.backward
     if sparse and size * problem.view.numel > CACHED_BYTES:
         # In fp16 (111, 768, 21, 23) in 64 groups with silu takes 95 us held, and 67 in tiles, (53, 1280, 32, 16) in 128
         # with scale and shift 86 and 56.

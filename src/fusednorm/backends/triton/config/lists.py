@@ -13,7 +13,7 @@ from itertools import product
 from typing import TypeVar
 
 from fusednorm.backends.triton.config.device import PROCESSORS
-from fusednorm.backends.triton.config.held import MOST_HELD, WALKED_LANES, WALKED_TILE, walk_of
+from fusednorm.backends.triton.config.held import WALKED_LANES, WALKED_TILE, walk_of
 from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
     FlatConfig,
@@ -25,7 +25,7 @@ from fusednorm.backends.triton.config.kinds import (
     TilesConfig,
     WholeConfig,
 )
-from fusednorm.backends.triton.config.units import HeldUnits
+from fusednorm.backends.triton.config.units import MOST_HELD, HeldUnits
 from fusednorm.backends.triton.runs import for_moments, layouts_of, power_of_two, runs_of
 from fusednorm.problem import DTYPE_BYTES, Problem
 

@@ -9,7 +9,7 @@ spill. Pure functions of the problem.
 from __future__ import annotations
 
 from fusednorm.backends.triton.config.device import CACHED_BYTES, PROCESSORS
-from fusednorm.backends.triton.config.units import HeldUnits
+from fusednorm.backends.triton.config.units import MOST_HELD, SHARING_HELD, SMALL_UNIT, HeldUnits
 from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -17,14 +17,11 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 LEAST_BYTES, LARGE_BYTES = 4 << 20, 1 << 24
 #: The part of a tile that is full at least.
 LEAST_FULL = 0.36
-#: Positions of a plane up to which others decide, and planes of a unit beyond which they do.
-SHORT_PLANE, MOST_PLANES = 32, 64
-#: Planes of a unit that are many for loads of single elements, of which each row has as many as a long one.
-MANY_PLANES = 16
+#: Positions of a plane up to which tiles of several channels have few of each, channels of a group that are many for
+#: the program that holds them, and those up to which these rules decide.
+SHORT_PLANE, MANY_PLANES, MOST_PLANES = 32, 16, 64
 #: Units that are few for programs with such loads.
 FEW_UNITS = 3 * PROCESSORS
-#: Elements of tiles: the least, one that two programs of a multiprocessor hold, and one that fills the registers.
-SMALL, SHARED, MOST = 4096, 8192, 16384
 #: Operations of an activation that need registers of their own.
 DEAR = 17
 #: As many warps as triton.held has for a unit of this size anyway.
@@ -37,19 +34,19 @@ def warps_of_planes(problem: Problem, seen: HeldUnits) -> int | None:
     size, several = DTYPE_BYTES[problem.dtype], seen.rows > 1 and seen.across in ("channel", "sample")
     if not several or seen.contiguous or seen.apart or problem.modulated or problem.added is not None or size > 4:
         return None
-    if size * problem.view.numel < LEAST_BYTES or seen.units <= PROCESSORS or not SMALL <= seen.elements <= MOST:
+    if (
+        size * problem.view.numel < LEAST_BYTES
+        or seen.units <= PROCESSORS
+        or not SMALL_UNIT <= seen.elements <= MOST_HELD
+    ):
         return None
-    if seen.rows * seen.columns < LEAST_FULL * seen.elements:
+    if seen.full < LEAST_FULL:
         return None
     if seen.across == "sample":
         return (_channels_backward if problem.backward else _channels_forward)(problem, seen)
     if seen.columns <= SHORT_PLANE or seen.rows > MOST_PLANES:
         return None
     return (_groups_backward if problem.backward else _groups_forward)(problem, seen)
-
-
-def _full(seen: HeldUnits) -> float:
-    return seen.rows * seen.columns / seen.elements
 
 
 def _large(problem: Problem) -> bool:
@@ -68,7 +65,7 @@ def _single(problem: Problem) -> bool:
 
 def _dear(problem: Problem) -> bool:
     """Whether an activation needs registers beside the elements."""
-    return problem.norm.activation is not None and problem.norm.activation.flops >= DEAR
+    return problem.norm.activation_flops >= DEAR
 
 
 def _groups_forward(problem: Problem, seen: HeldUnits) -> int | None:
@@ -77,16 +74,16 @@ def _groups_forward(problem: Problem, seen: HeldUnits) -> int | None:
     45, (120, 192, 30, 31) in 16 with silu 32 and 55, in bf16 (60, 512, 48, 48) in 256 with relu 83 and 139, (116, 640,
     303) in 64 with silu 32 and 62, in fp32 (145, 384, 371) in 64 43 and 71, (63, 640, 212) in 32 with gelu 23 and 30,
     (19, 1000, 872) in 100 with silu 36 and 53; (45, 640, 112) in 32 in fp16, 6 MB of input, 5.8 and 6.7."""
-    full, large = _full(seen), _large(problem)
+    full, large = seen.full, _large(problem)
     if _single(problem) and seen.rows > MANY_PLANES:
         return None  # (100, 1280, 9, 9) in 32 groups in bf16 takes 30 us held, and 25 whole
-    if seen.elements == SMALL:
+    if seen.elements == SMALL_UNIT:
         # (45, 640, 112) in 32 groups in fp16 takes 5.8 us on two, and 6.7 on four, but (33, 768, 16, 47) in 256 in
         # bf16 21.8 and 21.4, (105, 64, 39, 40) in 32 with gelu, 76 % full, 18.1 and 16.8.
         if not _short(problem):
             return BY_SIZE if full >= 0.7 else 4
         return 2 if not large and full < 0.6 and not _dear(problem) else 4
-    if seen.elements == SHARED:
+    if seen.elements == SHARING_HELD:
         # (123, 1920, 15, 16) in 64 groups in bf16 with gelu, 88 % full, takes 86 us on four, and 75 on 8, (64, 1024,
         # 14, 14) in 32 22 and 20, but (186, 384, 24, 26) in fp16, 46 % full, 78 and 87.
         light = full < 0.65 if _dear(problem) else full < 0.5 or seen.rows <= MANY_PLANES
@@ -107,19 +104,19 @@ def _groups_backward(problem: Problem, seen: HeldUnits) -> int | None:
     in 100 78 and 116, (14, 2400, 184) in 100 with gelu 22 and 30, (39, 600, 43, 40) in 100 with silu 84 and 115, (97,
     384, 912) in 32 with relu 78 and 98."""
     single, many = _single(problem), seen.rows > MANY_PLANES
-    full, large = _full(seen), _large(problem)
+    full, large = seen.full, _large(problem)
     if single and seen.rows >= MANY_PLANES:
         # In fp16 (28, 1920, 225) in 64 groups takes 48 us held, and 40 in tiles, (30, 512, 15, 15) in 32 15 and 12,
         # in fp32 (10, 512, 15, 15) 8.8 and 7.9, (30, 960, 13, 13) with silu 40 and 32.
         if _short(problem):
-            return 4 if large and not many and seen.elements == SMALL else None
-        if seen.units <= FEW_UNITS or not many or seen.elements != SHARED or problem.norm.smooth:
+            return 4 if large and not many and seen.elements == SMALL_UNIT else None
+        if seen.units <= FEW_UNITS or not many or seen.elements != SHARING_HELD or problem.norm.smooth:
             return None
         return 4  # (8, 1920, 141) in 64 groups takes 17 us on four, and 24 on 8
-    if seen.elements == SMALL:
+    if seen.elements == SMALL_UNIT:
         # (32, 512, 14, 14) in 32 groups in fp32 with relu takes 16.3 us on 8, and 17.5 on four.
         return 4 if _short(problem) or full < 0.7 else BY_SIZE
-    if seen.elements == SHARED:
+    if seen.elements == SHARING_HELD:
         if single and _short(problem):
             return 4
         if _short(problem) and seen.rows == 2:
@@ -147,17 +144,17 @@ def _channels_forward(problem: Problem, seen: HeldUnits) -> int | None:
     # (60, 2048, 121) in fp16 with silu takes 41 us held, and 29 in tiles, (100, 700, 121) in fp32 38 and 31.
     if single and seen.rows > (2 * MANY_PLANES if short else MOST_PLANES):
         return None
-    if seen.elements <= SHARED:
+    if seen.elements <= SHARING_HELD:
         if not short:
             return None
         # (44, 640, 16, 5) in bf16 takes 5.4 us on four, and 6.6 on 8, (64, 1024, 100) in fp16 with relu 12.0 and 11.6.
         simple = problem.norm.activation is None and load_bytes(problem) == WIDEST_LOAD
-        return 4 if single or simple or seen.elements == SMALL else 8
+        return 4 if single or simple or seen.elements == SMALL_UNIT else 8
     if short:
-        if load_bytes(problem) < WIDE_LOAD or _full(seen) < 0.47:
+        if load_bytes(problem) < WIDE_LOAD or seen.full < 0.47:
             return None
-        return 16 if _full(seen) > 0.75 else 8  # (64, 1024, 232) in fp16 takes 21.0 us on 16, and 23.7 on 8
-    return 8 if single and _full(seen) >= 0.6 else None
+        return 16 if seen.full > 0.75 else 8  # (64, 1024, 232) in fp16 takes 21.0 us on 16, and 23.7 on 8
+    return 8 if single and seen.full >= 0.6 else None
 
 
 def _channels_backward(problem: Problem, seen: HeldUnits) -> int | None:
@@ -167,7 +164,7 @@ def _channels_backward(problem: Problem, seen: HeldUnits) -> int | None:
     single, short = _single(problem), _short(problem)
     if single and short and seen.rows > 2 * MANY_PLANES:
         return None  # (40, 1024, 121) in bf16 with relu takes 27 us held, and 23 in tiles
-    if seen.elements == SHARED:
+    if seen.elements == SHARING_HELD:
         # (24, 1024, 225) in fp32 takes 21 us on 8, and 33 on 16.
         return 8 if short or (single and seen.rows >= MANY_PLANES) else BY_SIZE
-    return BY_SIZE if seen.elements == SMALL or (not short and load_bytes(problem) == WIDEST_LOAD) else None
+    return BY_SIZE if seen.elements == SMALL_UNIT or (not short and load_bytes(problem) == WIDEST_LOAD) else None

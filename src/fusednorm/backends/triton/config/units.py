@@ -8,6 +8,9 @@ from typing import Literal
 from fusednorm.backends.triton.runs import WIDE_LOAD, alignment, load_bytes, power_of_two
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
+#: Elements of a tile of whole units in the registers of 16 warps, 32 a thread; of a unit up to which two programs share
+#: a multiprocessor; and of one that a program finishes before a second launch would start.
+MOST_HELD, SHARING_HELD, SMALL_UNIT = 16384, 8192, 4096
 #: Units of so few elements, and so few of them, whose statistics are counted from an element of each: the time of a
 #: sum across threads is saved, and M2 loses so many roundings of float32 at most. Of many short units the loads of that
 #: element take as long: group_norm(1) of (65536, 11) in fp16 takes 4.1 us without and 4.5 with them, instance_norm of
@@ -59,6 +62,11 @@ class HeldUnits:
         """Of a unit, as a tile holds it."""
         rows, columns = self.block
         return max(1, rows) * columns
+
+    @property
+    def full(self) -> float:
+        """The part of a tile's lanes that hold an element."""
+        return self.rows * self.columns / self.elements
 
     @property
     def contiguous(self) -> bool:

@@ -235,7 +235,7 @@ def _narrow_whole(problem: Problem, block: int) -> WholeConfig:
 
 def _is_slow(problem: Problem) -> bool:
     """Whether an activation takes about as long as the sums of a row."""
-    return problem.norm.activation is not None and problem.norm.activation.flops >= SLOW
+    return problem.norm.activation_flops >= SLOW
 
 
 def _some(problem: Problem) -> bool:
