@@ -59,7 +59,7 @@ def test_other_rules_decide_about_other_units() -> None:
 
 
 def test_sums_around_a_norm_keep_the_choice_that_was_measured_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """(60, 512, 48, 48) alone is held. With a residual, about which these rules do not decide, Hopper's one read stays."""
+    """(60, 512, 48, 48) alone is held; with a residual, about which these rules do not decide, read once by Hopper."""
     monkeypatch.setattr(instances, "_common", lambda problem: None)
     monkeypatch.setattr(hopper, "unavailable", lambda: None)
     monkeypatch.setattr(hopper, "_elsewhere", lambda problem: None)
