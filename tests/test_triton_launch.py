@@ -211,12 +211,11 @@ def test_nothing_is_kept_of_what_compiles_nothing() -> None:
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("follows", [False, True])
-def test_what_follows_another_launch_starts_early_where_the_device_can(overlap: bool, follows: bool) -> None:
+@pytest.mark.parametrize("constants", [{}, {"OVERLAP": False}, {"OVERLAP": True}])
+def test_a_kernel_that_waits_starts_early(constants: dict[str, bool]) -> None:
     kernel = Kernel()
-    Launch(kernel, 1, (), {"OVERLAP": overlap}, warps=4, follows=follows)(*FIRST)
-    assert kernel.asked[0][2].get("launch_pdl", False) is (overlap and follows)
+    Launch(kernel, 1, (), constants, warps=4)(*FIRST)
+    assert kernel.asked[0][2].get("launch_pdl", False) is constants.get("OVERLAP", False)
 
 
 def test_each_device_has_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Kernels that may start before the one before them has ended wait for its results, by the code compiled for Hopper."""
+"""Kernels start before the one before them has ended, and wait for its results, by the code compiled for Hopper."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ triton = pytest.importorskip("triton")
 
 from triton_support import CASES, KERNELS, TARGETS, Made, branches, capabilities, operations, source  # noqa: E402
 
-WAIT, DEPENDENTS, STORE = "griddepcontrol.wait", "griddepcontrol.launch_dependents", "st.global"
+WAIT, DEPENDENTS = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
+LOAD, STORE = "ld.global", "st.global"
 OPERATIONS = operations(capabilities("sm_90"), CASES)
-#: Launches that follow another one of their call, and launches that another one follows.
+#: The first launches of calls, launches that follow another one of their call, and those that another one follows.
+FIRST = [operation[0] for operation in OPERATIONS]
 FOLLOWING = [made for operation in OPERATIONS for made in operation[1:]]
 FOLLOWED = [made for operation in OPERATIONS for made in operation[:-1]]
 
@@ -39,26 +41,26 @@ def _code(made: Made) -> str:
     return code
 
 
-def test_all_kernels_of_several_launches() -> None:
-    """Those that are alone in their calls neither wait nor are waited for."""
-    alone = {
-        "whole_forward",
-        "flat_forward",
-        "held_forward",
-        "rows_forward",
-        "positions_forward",
-        "positions_sum_forward",
-        "whole_sum_forward",
-        "held_sum_forward",
-        "move_statistics",
-    }
-    assert set(_names(FOLLOWING)) | set(_names(FOLLOWED)) == KERNELS - alone
-
-
-def test_only_what_follows_is_launched_early() -> None:
+def test_every_kernel_starts_early() -> None:
+    assert set(_names(FIRST)) | set(_names(FOLLOWING)) == KERNELS
     for operation in OPERATIONS:
-        early = [made.launch.options.get("launch_pdl", False) for made in operation]
-        assert early == [False, *[True] * (len(early) - 1)]
+        assert all(made.launch.options.get("launch_pdl") for made in operation)
+
+
+@pytest.mark.parametrize("kernel", _names(FIRST))
+def test_the_first_of_a_call_waits_before_it_loads_or_stores(kernel: str) -> None:
+    """What runs before it may be any kernel, and have made any of its arguments."""
+    for made in _each_branch(FIRST, kernel):
+        code = _code(made)
+        assert WAIT in code, made.launch.constants
+        assert STORE in code
+        for later in (LOAD, STORE, DEPENDENTS):
+            assert later not in code[: code.index(WAIT)], made.launch.constants
+
+
+def test_kernels_that_mostly_follow_another_one_may_be_the_first() -> None:
+    """Where statistics are given, or nothing but the parameters' gradients is wanted."""
+    assert {"apply", "gradients", "points_apply", "points_gradients", "columns_backward"} <= set(_names(FIRST))
 
 
 @pytest.mark.parametrize("kernel", _names(FOLLOWING))

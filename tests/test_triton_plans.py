@@ -338,41 +338,40 @@ def test_abilities_of_a_device(
     assert base.stages(1) == 1
 
 
-# --- which launches start before the one before them has ended ---
+# --- how many launches a call has, each of which starts before the one before it has ended ---
 
-#: A problem, what its backward wants, and for each launch of a forward and of a backward whether it follows another
-#: one of the same call. The first of a call must not: what runs before it may be any kernel.
-FOLLOWS: list[tuple[Any, Any, tuple[int, ...], bool, tuple[bool, ...], list[bool], list[bool]]] = [
-    (TILES, norm_of("group_norm", 2), (2, 8, 64), True, (True,) * 5, [False, True], [False, True]),
-    (TILES, norm_of("group_norm", 2), (4096, 8, 64), True, (True,) * 5, [False, True, True], [False, True, True, True]),
-    (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True,) * 5, [False], [False, True, True]),
-    (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True, *(False,) * 4), [False], [False]),
-    (TILES, norm_of("group_norm", 2), (2, 8, 1 << 12), True, (True,) * 5, [False, True], [False, True]),
-    (TILES, norm_of("group_norm", 2), (2, 8, 1 << 20), True, (True,) * 5, [False, True], [False, True, True]),
-    (TILES, norm_of("batch_norm"), (1024, 8, 64), True, (True,) * 5, [False, True, True], [False, True, True]),
-    (ROWS, norm_of("layer_norm", 1), (4, 64), False, (True, True, True, False, False), [False], [False]),
-    (ROWS, norm_of("layer_norm", 1), (4096, 64), False, (True, True, True, False, False), [False], [False, True]),
+#: A problem, what its backward wants, and the launches of a forward and of a backward.
+LAUNCHES: list[tuple[Any, Any, tuple[int, ...], bool, tuple[bool, ...], int, int]] = [
+    (TILES, norm_of("group_norm", 2), (2, 8, 64), True, (True,) * 5, 2, 2),
+    (TILES, norm_of("group_norm", 2), (4096, 8, 64), True, (True,) * 5, 3, 4),
+    (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True,) * 5, 1, 3),
+    (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True, *(False,) * 4), 1, 1),
+    (TILES, norm_of("group_norm", 2), (2, 8, 1 << 12), True, (True,) * 5, 2, 2),
+    (TILES, norm_of("group_norm", 2), (2, 8, 1 << 20), True, (True,) * 5, 2, 3),
+    (TILES, norm_of("batch_norm"), (1024, 8, 64), True, (True,) * 5, 3, 3),
+    (ROWS, norm_of("layer_norm", 1), (4, 64), False, (True, True, True, False, False), 1, 1),
+    (ROWS, norm_of("layer_norm", 1), (4096, 64), False, (True, True, True, False, False), 1, 2),
     (
         ROWS, norm_of("layer_norm", 1), (40, 20000), False, (True, True, True, False, False),
-        [False], [False, True, True],
+        1, 3,
     ),
-    (ROWS, norm_of("layer_norm", 1), (40, 20000), False, (False, True, True, False, False), [], [False, True]),
-    (HELD, norm_of("instance_norm"), (4, 8, 64), True, (True,) * 5, [False], [False]),
-    (HELD, norm_of("instance_norm"), (400, 8, 64), True, (True,) * 5, [False], [False, True]),
-    (HELD, norm_of("instance_norm"), (4096, 8, 64), True, (True,) * 5, [False], [False, True, True]),
-    (HELD, norm_of("batch_norm"), (4, 8, 64), False, (True, True, True, False, False), [False], [False]),
+    (ROWS, norm_of("layer_norm", 1), (40, 20000), False, (False, True, True, False, False), 0, 2),
+    (HELD, norm_of("instance_norm"), (4, 8, 64), True, (True,) * 5, 1, 1),
+    (HELD, norm_of("instance_norm"), (400, 8, 64), True, (True,) * 5, 1, 2),
+    (HELD, norm_of("instance_norm"), (4096, 8, 64), True, (True,) * 5, 1, 3),
+    (HELD, norm_of("batch_norm"), (4, 8, 64), False, (True, True, True, False, False), 1, 1),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("instance", "norm", "shape", "modulated", "wanted", "forward", "backward"), FOLLOWS)
-def test_launches_that_follow_another(
+@pytest.mark.parametrize(("instance", "norm", "shape", "modulated", "wanted", "forward", "backward"), LAUNCHES)
+def test_launches_of_a_call(
     instance: Any,
     norm: Norm,
     shape: tuple[int, ...],
     modulated: bool,
     wanted: Any,
-    forward: list[bool],
-    backward: list[bool],
+    forward: int,
+    backward: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launched: list[bool] = []
@@ -389,14 +388,14 @@ def test_launches_that_follow_another(
         operands.mean = operands.var = weight
     if forward:
         results = instance.plan(forward_problem(norm, operands))(operands)
-        assert launched == forward
+        assert launched == [True] * forward
         launched.clear()
         mean, rstd = results.mean, results.rstd
     else:
         mean = rstd = torch.empty(shape[0], 1, device="meta")
     given = BackwardOperands(x, x, mean, rstd, weight, weight, scale, scale)
     instance.plan(backward_problem(norm, given, backward_direction(wanted)))(given, wanted)
-    assert launched == backward
+    assert launched == [True] * backward
 
 
 # --- given statistics ---

@@ -30,7 +30,13 @@ from fusednorm.instance import CutGroups
 from fusednorm.norm import Family, Norm, activation_of, norm_of
 from fusednorm.operands import BackwardOperands, Gated, Operands, Sums
 from fusednorm.problem import Problem
-from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem, sum_forward_problem
+from fusednorm.problems import (
+    backward_direction,
+    backward_problem,
+    forward_problem,
+    sum_backward_problem,
+    sum_forward_problem,
+)
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 TARGETS = {
@@ -77,7 +83,10 @@ class Case:
     keeps_sum: bool = True  # which a backward needs
     ranks: int = 0  # the processes that the input is spread over
     running: bool = False  # whether running statistics move too
+    wanted: tuple[bool, ...] = (True,) * 5  # of the gradients: the input's, weight's, bias's, scale's and shift's
 
+
+ONLY_INPUT = (True, False, False, False, False)
 
 #: Between them every kernel, and every kind of tile, dtype and branch.
 CASES: tuple[Case, ...] = (
@@ -101,6 +110,9 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (65536, 22), modulated=True, instance=TILES),
     Case("batch_norm", 0, (5000, 700), FP16, "silu", modulated=True, parameters=FP32, instance=TILES),
     Case("batch_norm", 0, (5000, 64), modulated=True, training=False, instance=TILES),
+    Case("batch_norm", 0, (5000, 64), modulated=True, training=False, instance=TILES, wanted=ONLY_INPUT),
+    Case("batch_norm", 0, (8, 32, 28, 28), training=False, instance=TILES, wanted=ONLY_INPUT),
+    Case("layer_norm", 1, (40, 20000), instance=ROWS, wanted=(False, True, True, False, False)),
     Case("batch_norm", 0, (8, 32, 28, 28), activation="silu", training=False, modulated=True, instance=FLAT),
     Case("batch_norm", 0, (8, 30, 7, 7), FP16, training=False, parameters=FP32, instance=FLAT),
     Case("batch_norm", 0, (8, 32, 28, 28), FP32, last=True, training=False, statistics=FP64, instance=FLAT),
@@ -312,7 +324,7 @@ def _run(case: Case, made: list[Operation]) -> None:
     if case.instance not in (WHOLE, FLAT):
         made.append([])
         gradient = BackwardOperands(x, x, results.mean, results.rstd, weight, bias, scale, scale)
-        _plan(case.instance, backward_problem(norm, gradient))(gradient, (True,) * 5)
+        _plan(case.instance, backward_problem(norm, gradient, backward_direction(case.wanted)))(gradient, case.wanted)
 
 
 def _move_running(mean: torch.Tensor, var: torch.Tensor, made: list[Operation]) -> None:

@@ -32,8 +32,9 @@ class Launch:
     Triton's own launch binds and specializes every argument at every call. Two calls of a Launch differ by their case
     alone: the device and, for each tensor, whether it is None, its dtype and its alignment. The compiled kernel of each
     case is kept and started with addresses in place of tensors, since Triton asks the driver about each tensor's
-    memory, and about no address. A kernel that ``follows`` another one, and has OVERLAP among its constants, starts
-    before the other one has ended. The programs of a kernel that runs ``together`` run at the same time, all of them.
+    memory, and about no address. A kernel that has OVERLAP among its constants starts before the one before it on the
+    stream has ended, whose ever that is, and waits for its end before it reads or stores anything that it could have
+    made. The programs of a kernel that runs ``together`` run at the same time, all of them.
 
     Products and sums are fused where a kernel says tl.fma and nowhere else. A compiler that chose for itself would fuse
     a product into the exchange between the threads of a sum, and the threads would differ in the sum's last bit.
@@ -46,12 +47,11 @@ class Launch:
         scalars: Scalars,
         constants: dict[str, Any],
         warps: int,
-        follows: bool = False,
         together: bool = False,
     ) -> None:
         self.kernel, self.programs, self.scalars, self.constants = kernel, programs, scalars, constants
         self.options: dict[str, Any] = {"num_warps": warps, FP_FUSION: False}
-        if follows and constants["OVERLAP"]:
+        if constants.get("OVERLAP"):
             self.options[DEPENDENT_LAUNCH] = True
         if together:
             self.options[COOPERATIVE_LAUNCH] = True
@@ -123,8 +123,6 @@ def recording() -> bool:
     return _recorder.get() is not None
 
 
-def prepared(
-    kernel: Any, programs: int, scalars: Scalars, constants: dict[str, Any], warps: int, follows: bool = False
-) -> Launch:
+def prepared(kernel: Any, programs: int, scalars: Scalars, constants: dict[str, Any], warps: int) -> Launch:
     """The :class:`Launch` of a plan, or a recorded one."""
-    return (RecordedLaunch if recording() else Launch)(kernel, programs, scalars, constants, warps, follows)
+    return (RecordedLaunch if recording() else Launch)(kernel, programs, scalars, constants, warps)

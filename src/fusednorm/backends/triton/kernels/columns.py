@@ -6,7 +6,7 @@ the positions. It reads its elements once where the tile holds all K channels, a
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.added import behind, load_sum
 from fusednorm.backends.triton.kernels.addressing import aligned, divided
@@ -78,14 +78,16 @@ def load_positions(p_x, added, n, o_s, o_c, m_s, x_channel, K: tl.constexpr, ALI
 def normalize_positions(
     p_x, p_y, parameters, p_mean, p_rstd, added, S, x_sample, x_channel, y_sample, y_channel, blocks, by_blocks,
     eps, activation_parameter,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_S positions.
 
     s is stored where somebody wants it. A walk over the channels makes it again for the output, from x and pre_add in
     the L2: a program's own stores would need a barrier before it could read them.
     """
+    if OVERLAP:
+        gdc_wait()
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     WIDE: tl.constexpr = p_x.dtype.element_ty.primitive_bitwidth > 16  # as in held_moments
     HELD: tl.constexpr = BLOCK_C >= K
@@ -154,14 +156,14 @@ def positions_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, S, x_sample, x_channel, y_sample, y_channel, blocks,
     by_blocks: tl.int64,
     eps: tl.float64, activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """:func:`normalize_positions` with nothing around the norm."""
     normalize_positions(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
         Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), S, x_sample, x_channel, y_sample, y_channel,
-        blocks, by_blocks, eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S, BLOCK_C,
+        blocks, by_blocks, eps, activation_parameter, OVERLAP, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S, BLOCK_C,
     )  # fmt: skip
 
 
@@ -208,6 +210,8 @@ def gradients_of_positions(
     ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """grad_input of BLOCK_S positions, and the sums of p and q over these."""
+    if OVERLAP:
+        gdc_wait()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     HELD: tl.constexpr = BLOCK_C >= K
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None

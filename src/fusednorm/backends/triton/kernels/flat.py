@@ -12,6 +12,7 @@ shift, see :func:`quotient`.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import compute_dtype, inverse_deviation_given
@@ -31,11 +32,13 @@ def flat_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_given_mean, p_given_var, vectors,
     inner, inner_factor: tl.int64, inner_shift, outer, outer_factor: tl.int64, outer_shift,
     eps: tl.float64, activation_parameter: tl.float64,
-    VALUE: tl.constexpr, ALPHA: tl.constexpr, LAST: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    OVERLAP: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, LAST: tl.constexpr, EACH: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """The output of BLOCK_V vectors. The programs of the first sample store the statistics where somebody wants
     them."""
+    if OVERLAP:
+        gdc_wait()
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     o_v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     o_lane = tl.arange(0, WIDTH)[None, :]

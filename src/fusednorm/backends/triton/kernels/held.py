@@ -18,7 +18,7 @@ begins where another unit would.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.added import behind, sum_of
 from fusednorm.backends.triton.kernels.addressing import again, aligned, divided, no_wider, within
@@ -201,13 +201,15 @@ def offsets_of_units(n, g, o_r, o_k, steps, APART: tl.constexpr, ALIGN: tl.const
 def held_units_forward(
     p_x, p_y, parameters, p_mean, p_rstd, p_var, added, units, G, inverse, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
-    PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr,
+    ONE: tl.constexpr, PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
     LEADING_R: tl.constexpr, LEADING_K: tl.constexpr, EXACT: tl.constexpr = False, PIVOT: tl.constexpr = False,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units. PIVOT: the statistics are
     counted from an element of each unit."""
+    if OVERLAP:
+        gdc_wait()
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     NEIGHBOURS: tl.constexpr = BLOCK_K == 1 or APART
     o_unit, n, g, m_u = units_of_program(
@@ -289,8 +291,8 @@ def held_units_forward(
 def held_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, G, inverse: tl.int64, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps: tl.float64, activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
-    PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr,
+    ONE: tl.constexpr, PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
     LEADING_R: tl.constexpr, LEADING_K: tl.constexpr, PIVOT: tl.constexpr,
 ):  # fmt: skip
@@ -299,8 +301,8 @@ def held_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
         Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), units, G, inverse, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
-        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K,
-        False, PIVOT,
+        OVERLAP, RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K, LEADING_R,
+        LEADING_K, False, PIVOT,
     )  # fmt: skip
 
 
@@ -343,6 +345,7 @@ def held_units_backward(
     """The input's gradient of BLOCK_U units, the gradients of scale and shift, and those of weight and bias, or their
     partials p and q for each sample and channel where a program has not all of a channel."""
     if OVERLAP:
+        gdc_wait()
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     ROW: tl.constexpr = AFFINE == 2 and BLOCK_R == 1

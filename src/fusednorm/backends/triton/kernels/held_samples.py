@@ -6,7 +6,7 @@ A tile has BLOCK_N samples of BLOCK_U units along its first axis.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.addressing import divided
 from fusednorm.backends.triton.kernels.aggregates import Parameters, Steps
@@ -41,6 +41,7 @@ def held_samples_backward(
     """The input's gradient and the gradients of scale and shift of every chunks-th BLOCK_N samples of BLOCK_U units,
     and their p and q times 1 + scale, summed over the steps."""
     if OVERLAP:
+        gdc_wait()
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     ROW: tl.constexpr = AFFINE == 2 and BLOCK_R == 1

@@ -6,7 +6,7 @@ the channels in work at a time are few enough for that.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.addressing import aligned
 from fusednorm.backends.triton.kernels.aggregates import Parameters
@@ -26,6 +26,7 @@ def plane_rows_backward(
     """The input's gradient of one channel, the gradients of its scale and shift, and those of weight and bias, or their
     partials p and q where there are several samples. EVEN: BLOCK_K divides ``length``."""
     if OVERLAP:
+        gdc_wait()
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)

@@ -58,7 +58,10 @@ def points_apply(
     OVERLAP: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
     REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """The output of one chunk, from its end on, which the pass for the moments has read last."""
+    """The output of one chunk, from its end on, which the pass for the moments has read last. Where the statistics are
+    given there is none."""
+    if OVERLAP and p_given_var is not None:
+        gdc_wait()
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     _, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, by_blocks, chunks, by_chunks, True)
     first = chunk.to(tl.int64) * BLOCK_S * TILES
@@ -104,6 +107,7 @@ def points_reduce(
     """p = sum (1 + scale) dz and q = sum (1 + scale) dz xhat of each lane over one chunk; the gradients of its points'
     scale, weight dz xhat + bias dz, and shift, dz."""
     if OVERLAP:
+        gdc_wait()
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     _, block, chunk = locate(tl.program_id(0), blocks, by_blocks, chunks, by_chunks, True)
@@ -151,7 +155,10 @@ def points_gradients(
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
     REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """dx = rstd (A dz - (P + xhat Q) / K) of one chunk, from P / K and Q / K; without them dx = rstd A dz."""
+    """dx = rstd (A dz - (P + xhat Q) / K) of one chunk, from P / K and Q / K; without them dx = rstd A dz, and this
+    kernel may be the first."""
+    if OVERLAP and p_totals is None:
+        gdc_wait()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     _, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, by_blocks, chunks, by_chunks, True)
     first = chunk.to(tl.int64) * BLOCK_S * TILES

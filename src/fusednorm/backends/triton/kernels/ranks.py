@@ -145,6 +145,7 @@ def merge_ranks(
     and running statistics stay.
     """
     if OVERLAP:
+        gdc_wait()
         gdc_launch_dependents()
     o_unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_unit = o_unit < units
@@ -181,6 +182,7 @@ def merge_ranks(
 def sum_ranks(p_parts, p_count, p_sums, p_means, length, ranks, OVERLAP: tl.constexpr, BLOCK: tl.constexpr):
     """The sums over the ranks, in their order, and the same over the number of elements under one statistic."""
     if OVERLAP:
+        gdc_wait()
         gdc_launch_dependents()
     o_sum = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_sum = o_sum < length

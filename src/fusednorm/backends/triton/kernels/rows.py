@@ -36,8 +36,8 @@ def begin_of_rows(n, positions, sample, row, ALIGN: tl.constexpr):
 def rows_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_out_scale, C, length, positions,
     x_sample, x_row, y_sample, y_row, eps: tl.float64, activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, OUT: tl.constexpr, NATIVE: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr,
+    EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, OUT: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """One row in steps of BLOCK_K, read from memory for its statistics and from the L1 for its output.
 
@@ -47,6 +47,8 @@ def rows_forward(
     since each image may have another one. EVEN: BLOCK_K divides it. OUT: the 8-bit format of an output with a given
     scale (codes.py), or None.
     """
+    if OVERLAP:
+        gdc_wait()
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     n = tl.program_id(0).to(tl.int64)
@@ -221,6 +223,8 @@ def gradients_of_rows(
     elsewhere. Of a product before the norm the gradients of both factors are made, where they are wanted: a span of
     rows has one gate, and the sums of pre_add times grad_input over these rows are stored too.
     """
+    if OVERLAP:
+        gdc_wait()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
     pid = tl.program_id(0)
@@ -350,6 +354,7 @@ def row_totals(
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     n, chunk = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks
     if OVERLAP:
+        gdc_wait()
         gdc_launch_dependents()
     o_k = tl.arange(0, BLOCK_K)
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
@@ -386,7 +391,9 @@ def columns_backward(
     ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """grad_input of BLOCK_K columns of ``steps`` rows from P / K and Q / K of the rows' chunks, and the sums of p and
-    q."""
+    q. Without P and Q this kernel is the first."""
+    if OVERLAP and p_totals is None:
+        gdc_wait()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
     MODULATED: tl.constexpr = p_scale is not None or p_shift is not None

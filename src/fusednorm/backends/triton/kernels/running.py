@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 
 @triton.jit
@@ -18,10 +19,12 @@ def move_running(p_running, o_unit, m_unit, statistic, share):
 @triton.jit(do_not_specialize=["channels"])
 def move_statistics(
     p_mean, p_var, p_running_mean, p_running_var, p_counter, p_share, channels, factor: tl.float64, share: tl.float64,
-    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The running mean and variance of channels move towards ``mean`` and ``factor var`` by ``share``, or by the number
     in ``p_share`` where that is given; ``counter``, a number of calls, grows by 1."""
+    if OVERLAP:
+        gdc_wait()
     o_c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_c = o_c < channels
     if p_share is not None:

@@ -64,6 +64,7 @@ def row_moments(
     """mean and M2 of one chunk of BLOCK_S rows."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
     if OVERLAP:
+        gdc_wait()
         gdc_launch_dependents()
     chunk, n, o_s = locate_rows(tl.program_id(0), blocks, chunks, BLOCK_S)
     x_steps, first = steps_of_rows(x_sample, x_row, x_element, ALIGN, LAST), chunk * steps * BLOCK_K
@@ -132,6 +133,7 @@ def row_sums(
     """P = sum A dz and Q = sum A dz xhat of one chunk of BLOCK_S rows."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     if OVERLAP:
+        gdc_wait()
         gdc_launch_dependents()
     chunk, n, o_s = locate_rows(tl.program_id(0), blocks, chunks, BLOCK_S)
     dy_steps = steps_of_rows(dy_sample, dy_row, dy_element, ALIGN, LAST)

@@ -28,8 +28,8 @@ def whole_sum_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_out_scale, p_before, p_gate, p_behind,
     p_total, units, length, reciprocal, positions, x_sample, x_unit, y_sample, y_unit, before_sample, before_unit,
     behind_sample, behind_unit, gate_rows, gate_step, eps: tl.float64, activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr,
+    D: tl.constexpr, S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, LEADING: tl.constexpr,
     PER_ELEMENT: tl.constexpr, BY_CHANNEL: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -41,8 +41,8 @@ def whole_sum_forward(
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, added, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
-        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, LEADING, PER_ELEMENT,
-        BY_CHANNEL, p_out_scale, OUT, BY_ROW, NATIVE,
+        OVERLAP, RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, LEADING,
+        PER_ELEMENT, BY_CHANNEL, p_out_scale, OUT, BY_ROW, NATIVE,
     )  # fmt: skip
 
 
@@ -176,7 +176,6 @@ def sum_apply(
 ):  # fmt: skip
     """:func:`apply_tiles` with sums around the norm. STORED: ``p_x`` is the s that the pass for the moments stores, so
     nothing of it is loaded before that pass has ended."""
-    EARLY: tl.constexpr = OVERLAP and not STORED
     if OVERLAP and STORED:
         gdc_wait()
     added = Added(
@@ -189,7 +188,7 @@ def sum_apply(
         x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, by_blocks, chunks, by_chunks,
         programs, total,
         partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
-        EARLY, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,
+        OVERLAP, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,
         BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D, EXACT,
     )  # fmt: skip
 
@@ -247,7 +246,6 @@ def sum_gradients(
 ):  # fmt: skip
     """:func:`gradients_of_tiles` with sums around the norm. STORED: ``p_dy`` is the dz that the first pass stores, so
     nothing of it is loaded before that pass has ended."""
-    EARLY: tl.constexpr = OVERLAP and not STORED
     if OVERLAP and STORED:
         gdc_wait()
     gradients_of_tiles(
@@ -258,7 +256,7 @@ def sum_gradients(
         channel_programs, N, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
         dx_sample, dx_channel, dx_spatial, blocks, by_blocks, chunks, by_chunks, total, partial_rows, partial_chunks, K,
         activation_parameter,
-        EARLY, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
+        OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
         TILES, BLOCK_R, BLOCK_D, CHANNELS, BLOCK_N,
     )  # fmt: skip
 
@@ -277,8 +275,8 @@ def held_sum_forward(
     x_sample, x_unit, x_row, y_sample, y_unit, y_row,
     before_sample, before_unit, before_row, behind_sample, behind_unit, behind_row, eps: tl.float64,
     activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
-    PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr,
+    ONE: tl.constexpr, PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
     LEADING_R: tl.constexpr, LEADING_K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -291,8 +289,8 @@ def held_sum_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
         added, units, G, inverse, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
-        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K,
-        EXACT,
+        OVERLAP, RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K, LEADING_R,
+        LEADING_K, EXACT,
     )  # fmt: skip
 
 
@@ -338,8 +336,8 @@ def positions_sum_forward(
     S, x_sample, x_channel, y_sample, y_channel, before_sample, before_channel, behind_sample, behind_channel, blocks,
     by_blocks: tl.int64,
     eps: tl.float64, activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """:func:`normalize_positions` with sums around the norm."""
     added = Added(
@@ -348,8 +346,8 @@ def positions_sum_forward(
     )  # fmt: skip
     normalize_positions(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, added, S, x_sample, x_channel,
-        y_sample, y_channel, blocks, by_blocks, eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S,
-        BLOCK_C,
+        y_sample, y_channel, blocks, by_blocks, eps, activation_parameter, OVERLAP, RMS, VALUE, ALPHA, K, ALIGN,
+        BLOCK_S, BLOCK_C,
     )  # fmt: skip
 
 

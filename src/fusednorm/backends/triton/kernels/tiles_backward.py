@@ -175,6 +175,7 @@ def reduce_tiles(
 ):  # fmt: skip
     """:func:`reduce_chunk` of a program."""
     if OVERLAP:
+        gdc_wait()
         gdc_launch_dependents()
     n, block, chunk = locate(tl.program_id(0), blocks, by_blocks, chunks, by_chunks, LAST)
     if REPEAT > 1 and has_whole_rows(n, chunk, BLOCK_S * DEPTH * tiles, C, S, REPEAT, ACROSS):
@@ -610,7 +611,9 @@ def gradients_of_tiles(
 ):  # fmt: skip
     """The input's gradient; the programs walk the tensor from its end, as in tiles.apply. With partials this kernel
     does the work of ``combine`` too: each of these programs merges its unit's partials, and ``parameter_programs``
-    programs before them make the parameters' gradients."""
+    programs before them make the parameters' gradients. With neither totals nor partials it may be the first."""
+    if OVERLAP and p_totals is None and p_partials is None:
+        gdc_wait()
     pid = tl.program_id(0)
     groups = Groups(G, D, C)
     dy_steps = steps_of(dy_sample, dy_channel, dy_spatial, ALIGN, LAST)

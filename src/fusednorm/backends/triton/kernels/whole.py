@@ -13,6 +13,7 @@ statistics are those of its rounded elements; post_add meets z in registers.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from fusednorm.backends.triton.kernels.added import behind, sum_of
 from fusednorm.backends.triton.kernels.addressing import aligned, no_wider, within
@@ -129,8 +130,8 @@ def added_behind(added, o_u, n, place, K, o_k, mask, PACKED: tl.constexpr, ALIGN
 def units_forward(
     p_x, p_y, parameters, p_mean, p_rstd, p_var, added, units, length, reciprocal, positions,
     x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr,
+    D: tl.constexpr, S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, LEADING: tl.constexpr,
     PER_ELEMENT: tl.constexpr, BY_CHANNEL: tl.constexpr, p_out_scale, OUT: tl.constexpr, BY_ROW: tl.constexpr,
     NATIVE: tl.constexpr, PIVOT: tl.constexpr = False, FIRST: tl.constexpr = False,
@@ -147,6 +148,8 @@ def units_forward(
     A mask of rows is known when compiling, and of units that are no rows not. So only rows have one for their units:
     where the last program has fewer others it takes the last one again, and stores the same.
     """
+    if OVERLAP:
+        gdc_wait()
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     o_u, o_k = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U), tl.arange(0, BLOCK_K)
     if S == 1:
@@ -222,8 +225,8 @@ def units_forward(
 def whole_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_out_scale, units, length,
     reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps: tl.float64, activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr,
+    D: tl.constexpr, S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, LEADING: tl.constexpr, PIVOT: tl.constexpr,
     FIRST: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -232,6 +235,6 @@ def whole_forward(
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, nothing, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
-        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, LEADING, False, False,
-        p_out_scale, OUT, BY_ROW, NATIVE, PIVOT, FIRST,
+        OVERLAP, RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, LEADING, False,
+        False, p_out_scale, OUT, BY_ROW, NATIVE, PIVOT, FIRST,
     )  # fmt: skip

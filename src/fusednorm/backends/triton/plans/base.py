@@ -178,7 +178,7 @@ class OneLaunchForward(ForwardPlan):
         self, problem: Problem, kernel: Any, programs: int, scalars: Scalars, tile: Mapping[str, Any], warps: int
     ) -> None:
         super().__init__(problem)
-        constants = {"RMS": self.rms, "VALUE": self.value, **self.alpha, **tile}
+        constants = {**self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha, **tile}
         self.launch = prepared(kernel, programs, (*scalars, self.eps, self.activation_parameter), constants, warps)
 
 

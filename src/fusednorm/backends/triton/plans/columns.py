@@ -59,7 +59,7 @@ class ColumnsSumForward(SumForward):
             sums.positions_sum_forward,
             problem.view.samples * _blocks(problem, config),
             (*_scalars(problem, config, layouts), self.eps, self.activation_parameter),
-            {"RMS": self.rms, "VALUE": self.value, **self.alpha, **_tile(problem, config, layouts)},
+            {**self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha, **_tile(problem, config, layouts)},
             config.warps,
         )
 

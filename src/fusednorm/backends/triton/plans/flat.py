@@ -35,7 +35,7 @@ class FlatForward(ForwardPlan):
             -(-vectors // config.vectors),
             (vectors, *divisors, self.eps, self.activation_parameter),
             {
-                "VALUE": self.value, **self.alpha, "LAST": last, "EACH": each, "WIDTH": config.width,
+                **self.overlap, "VALUE": self.value, **self.alpha, "LAST": last, "EACH": each, "WIDTH": config.width,
                 "BLOCK_V": config.vectors,
             },
             config.warps,

@@ -102,8 +102,8 @@ class HeldSumForward(SumForward):
                 self.activation_parameter,
             ),
             {
-                "RMS": self.rms, "VALUE": self.value, **self.alpha, **_tile(problem, seen, config, layouts),
-                "EXACT": self.added.exact,
+                **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha,
+                **_tile(problem, seen, config, layouts), "EXACT": self.added.exact,
             },
             config.warps,
         )  # fmt: skip

@@ -56,11 +56,9 @@ class PointsForward(TilesForward):
                 output.programs, self.eps, self.activation_parameter,
             ),
             {
-                "OVERLAP": self.overlap["OVERLAP"] and not self.given, "VALUE": self.value, **self.alpha,
-                **output.constants, "TILES": output.tiles,
+                **self.overlap, "VALUE": self.value, **self.alpha, **output.constants, "TILES": output.tiles,
             },
             output.warps,
-            follows=not self.given,
         )  # fmt: skip
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
@@ -99,7 +97,6 @@ class PointsBackward(BackwardPlan):
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, **output.constants, "TILES": output.tiles,
             },
             output.warps,
-            follows=True,
         )  # fmt: skip
         self.combinations: dict[bool, Combination] = {}
 

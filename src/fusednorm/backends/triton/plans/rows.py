@@ -259,7 +259,6 @@ class LongRowsBackward(SummedRowsBackward):
                 "BLOCK_J": power_of_two(self.chunks), "STAGES": stages(config.stages),
             },
             config.warps,
-            follows=self.wants_input,
         )  # fmt: skip
 
     def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fusednorm.backends.triton.kernels.running import move_statistics
 from fusednorm.backends.triton.launch import Launch, Scalars
+from fusednorm.backends.triton.plans import base
 from fusednorm.backends.triton.runs import power_of_two
 from fusednorm.private.torch_names import current_device
 
@@ -48,5 +49,6 @@ class MoveRunning:
             self.launches.clear()
         channels = int(scalars[0])
         block = min(power_of_two(channels), CHANNELS)
-        self.launches[scalars] = Launch(move_statistics, -(-channels // block), scalars, {"BLOCK": block}, WARPS)
+        constants = {"OVERLAP": base.overlaps(), "BLOCK": block}
+        self.launches[scalars] = Launch(move_statistics, -(-channels // block), scalars, constants, WARPS)
         return self.launches[scalars]

@@ -48,7 +48,7 @@ class SpreadForward(TilesForward):
 
     def merging(self, scalars: Scalars, constants: dict[str, Any]) -> Launch:
         partials = self.partials
-        return prepared(kernels.pack_moments, partials.programs, scalars, constants, partials.warps, follows=True)
+        return prepared(kernels.pack_moments, partials.programs, scalars, constants, partials.warps)
 
     def local_moments(self, input: Tensor) -> Tensor:
         packed = self.allocate((2 * self.units + 1,), (1,), torch.float64)
@@ -80,7 +80,6 @@ class SpreadBackward(TilesBackward):
             (0, self.output.programs, 0, self.partials.view.samples, *self.arguments),
             {**self.constants, "CHANNELS": 1, "BLOCK_N": 1},
             self.output.warps,
-            follows=True,
         )
         view, self.by_sample = made_for.view, made_for.modulated or not made_for.norm.per_batch
         #: The samples, each of whose channels has a p and a q; one for all where no parameter differs by sample.
@@ -212,12 +211,12 @@ class RankKernels(Ranks):
     def group_moments(self, channels: Tensor, cut: CutGroups) -> Tensor:
         packed = allocator(channels.device.type)((3 * cut.units,), (1,), torch.float64)
         scalars = (cut.units, cut.samples * cut.channels, *_sizes(cut))
-        self._over(kernels.pack_group_moments, cut.units, scalars, follows=True)(channels, packed)
+        self._over(kernels.pack_group_moments, cut.units, scalars)(channels, packed)
         return packed
 
     def group_sums(self, channels: Tensor, cut: CutGroups) -> Tensor:
         packed = allocator(channels.device.type)((2 * cut.units,), (1,), torch.float64)
-        self._over(kernels.pack_group_sums, cut.units, (cut.units, *_sizes(cut)), follows=True)(channels, packed)
+        self._over(kernels.pack_group_sums, cut.units, (cut.units, *_sizes(cut)))(channels, packed)
         return packed
 
     def channel_statistics(self, found: Statistics, cut: CutGroups) -> tuple[Tensor, Tensor]:
@@ -235,9 +234,9 @@ class RankKernels(Ranks):
         channels = cut.samples * cut.channels
         if channels:
             scalars = (channels, *_sizes(cut))
-            self._over(kernels.spread_groups, channels, scalars, follows=True, STEP=step)(*tensors)
+            self._over(kernels.spread_groups, channels, scalars, STEP=step)(*tensors)
 
-    def _over(self, kernel: Any, numbers: int, scalars: Scalars, follows: bool = False, **constants: Any) -> Launch:
+    def _over(self, kernel: Any, numbers: int, scalars: Scalars, **constants: Any) -> Launch:
         """The launch whose programs take a block of so many numbers each, kept."""
         key = (kernel, scalars, *constants.values())
         launch = self.launches.get(key)
@@ -246,7 +245,7 @@ class RankKernels(Ranks):
                 self.launches.clear()
             block = min(power_of_two(numbers), MERGED_NUMBERS)
             constants = {**self.overlap, **constants, "BLOCK": block}
-            launch = Launch(kernel, -(-numbers // block), scalars, constants, MERGING_WARPS, follows)
+            launch = Launch(kernel, -(-numbers // block), scalars, constants, MERGING_WARPS)
             self.launches[key] = launch
         return launch
 

@@ -87,7 +87,6 @@ class SpreadRowsForward(Plan):
                 "BLOCK_U": partials.together, **partials.block,
             },
             partials.warps,
-            follows=True,
         )  # fmt: skip
         self.results = prepared(
             kernels.row_results,
@@ -95,7 +94,6 @@ class SpreadRowsForward(Plan):
             (rows.positions, *rows.input, *rows.output, rows.blocks, self.activation_parameter),
             {**self.overlap, "VALUE": self.value, **self.alpha, **rows.tile},
             rows.warps,
-            follows=True,
         )
 
     def local_moments(self, input: Tensor) -> Tensor:
@@ -141,7 +139,6 @@ class SpreadRowsBackward(SummedRowsBackward):
             (rows.count, rows.chunks, self.chunk_total),
             {**self.overlap, "BLOCK": block},
             MERGING_WARPS,
-            follows=True,
         )
         self.last_pass = prepared(
             kernels.row_gradients,
@@ -152,7 +149,6 @@ class SpreadRowsBackward(SummedRowsBackward):
             ),
             {**common, "BIAS": self.sums_first, **rows.tile},
             rows.warps,
-            follows=True,
         )  # fmt: skip
 
     def gradient(self, grad_output: Tensor) -> Tensor:

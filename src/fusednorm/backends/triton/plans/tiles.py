@@ -259,19 +259,17 @@ class TilesForward(ForwardPlan):
                 *(numbers if self.merges else UNUSED * len(numbers)), self.eps, self.activation_parameter,
             ),
             {
-                "OVERLAP": self.overlap["OVERLAP"] and not self.given, "RMS": self.rms,
-                "VALUE": self.value, **self.alpha, "MERGE": self.merges, **units, **output.order,
-                **output.tile, **output.window, **output.repeats, "TILES": output.tiles,
+                **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha, "MERGE": self.merges, **units,
+                **output.order, **output.tile, **output.window, **output.repeats, "TILES": output.tiles,
                 **(self.partials.block if self.merges else NO_BLOCK), **stored,
             },
             output.warps,
-            follows=not self.given,
         )  # fmt: skip
 
     def merging(self, scalars: Scalars, constants: dict[str, Any]) -> Launch:
         """The launch that merges the partials of units."""
         partials, scalars = self.partials, (*scalars, self.eps)
-        return prepared(forward_kernels.finalize, partials.programs, scalars, constants, partials.warps, follows=True)
+        return prepared(forward_kernels.finalize, partials.programs, scalars, constants, partials.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         self.apply(x, y, *parameters, *saved, self.statistics(saved, x), *given)
@@ -371,7 +369,6 @@ class TilesBackward(BackwardPlan):
             (programs, self.output.programs, sums.channel_programs, self.partials.view.samples, *self.arguments),
             {**self.constants, "CHANNELS": sums.channels if programs else 1, "BLOCK_N": sums.rows if programs else 1},
             self.output.warps,
-            follows=self.totals or parameters or modulation,
         )
         return self.launches.setdefault((parameters, modulation), (combine, gradients))
 
@@ -424,7 +421,6 @@ class NumbersGradient:
             (*_sizes(view), blocks, partials.total, partials.chunks),
             {**plan.overlap, "LAST": partials.order["LAST"], "BLOCK_C": channels, "BLOCK_N": chunks},
             max(1, channels * chunks // (32 * 8)),
-            follows=True,
         )
 
     def __call__(
@@ -504,7 +500,6 @@ class Combination:
                 (view.channels, view.samples, partials.total, partials.chunks, sums.shares),
                 {**plan.overlap, "LAST": last, "BLOCK_C": channels, "BLOCK_N": FOLDED},
                 max(1, channels * FOLDED // (32 * 8)),
-                follows=True,
             )
         self.combine = prepared(
             backward_kernels.combine,
@@ -518,7 +513,6 @@ class Combination:
                 **sums.block,
             },
             max(merged.warps if units else 1, sums.warps),
-            follows=True,
         )  # fmt: skip
 
     def __call__(self, partials: Tensor, parameters: Tensors, totals: Tensor | None, grads: Tensors) -> None:

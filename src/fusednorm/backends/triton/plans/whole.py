@@ -95,7 +95,7 @@ class WholeSumForward(SumForward):
             units.programs,
             (*units.scalars, *numbers, self.eps, self.activation_parameter),
             {
-                "RMS": self.rms, "VALUE": self.value, **self.alpha, **units.tile,
+                **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha, **units.tile,
                 "PER_ELEMENT": gate is not None and gate.per_element, "BY_CHANNEL": self.by_channel,
                 **codes_of(problem), **by_row(problem),
             },
