@@ -45,6 +45,8 @@ LONG_ODD_PLANE, ODD_PROGRAMS = 1 << 13, 600
 LONG_SINGLE_PLANE = 2048
 #: Positions of a tile of short planes.
 MOST_SHORT_PLANE = 256
+#: Odd planes of more positions than this, and of less than twice as many, are written in pieces of so many.
+NARROW_PLANE = 16
 #: Pieces of a plane of single loads of 32 bits up to which each is a program's.
 FEW_PIECES = 3
 #: Programs that few tiles of planes are spread over.
@@ -349,6 +351,12 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     if halves and read.positions == write.positions == 32 and tiles == 1:
         # As in the forward: (78, 1895, 5, 5) in bf16 with relu takes 33.8 us so, and 45.1 whole on twice the warps.
         return TilesConfig(replace(reduction, positions=16, warps=1), replace(write, positions=16, warps=2))
+    narrow_plane = NARROW_PLANE < length < 2 * NARROW_PLANE and not problem.norm.per_batch
+    if odd and narrow_plane and programs > 8 * PROCESSORS:
+        # In us so and with half the warps and whole planes on twice: (64, 1600, 5, 5) in 8 groups in bf16 with relu
+        # 21.4 and 27.8, (117, 1172, 21) in 4 with silu 33.3 and 42.8, (90, 1800, 17) in 5 31.6 and 39.6, (50, 1000, 19)
+        # in 4 in fp16 12.7 and 15.7.
+        return TilesConfig(replace(reduction, warps=4), replace(write, positions=NARROW_PLANE, warps=2))
     pieces = pieces and write.positions < length
     if write.channels * write.positions <= MOST_SHORT_PLANE:
         write = replace(write, warps=2)  # (4, 1295, 7, 7) in 5 groups in bf16 takes 7.3 us so, and 9.5 on four warps
