@@ -331,11 +331,25 @@ def test_abilities_of_a_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setenv("TRITON_INTERPRET", interpret)
     assert (base.approximates(), base.overlaps(), base.stages(3)) == abilities
     assert base.stages(1) == 1
+
+
+@pytest.mark.parametrize(("second", "overlaps"), [((9, 0), True), ((10, 0), True), ((8, 0), False)])
+def test_kernels_start_early_where_all_devices_can(
+    second: tuple[int, int], overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of one runs on another."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=0: ((9, 0), second)[device])
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setenv("TRITON_INTERPRET", "")
+    assert base.overlaps() is overlaps
 
 
 # --- how many launches a call has, each of which starts before the one before it has ended ---

@@ -19,10 +19,9 @@ the next one. Wide loads and stores move windows of ALIGN elements that belong t
 at either end, fewer than ALIGN elements, moves one by one.
 
 OVERLAP, on NVIDIA from Hopper on: a kernel starts while the one before it on the stream ends (programmatic dependent
-launch), which saves 0.2 us where that is the kernel of another call, or of another library, and a microsecond where it
-is one of the same call. The first kernel of a call waits for what is before it, which may make any of its arguments,
-and only then lets the next one start. So the others wait only for what the kernel before them makes, and load their
-arguments before that.
+launch), which saves 0.2 us where that is the last one of another call, and a microsecond where it is one of the same
+call. The first kernel of a call waits for what is before it, which may make any of its arguments, and only then lets
+the next one start. So the others wait only for what the kernel before them makes, and load their arguments before that.
 
 The numbers of chunks, tiles and units change with the length of an input, so no kernel is compiled for their values,
 except for the value 1 where it makes the code shorter. Sizes and strides are compiled for divisibility by 16, on which

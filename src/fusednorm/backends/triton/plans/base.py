@@ -39,8 +39,11 @@ def stages(most: int) -> int:
 
 
 def overlaps() -> bool:
-    """Whether a kernel may start before the one before it has ended: on NVIDIA from Hopper on, by our own launches."""
-    return not recording() and approximates() and torch.cuda.get_device_capability() >= (9, 0)
+    """Whether a kernel may start before the one before it has ended: on NVIDIA from Hopper on, by our own launches. A
+    plan may run on any of the devices, so all of them have to be such."""
+    if recording() or not approximates():
+        return False
+    return all(torch.cuda.get_device_capability(device) >= (9, 0) for device in range(torch.cuda.device_count()))
 
 
 def converts() -> bool:
