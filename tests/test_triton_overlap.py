@@ -41,6 +41,16 @@ def _code(made: Made) -> str:
     return code
 
 
+def _check_wait(launches: list[Made], kernel: str, *later: str) -> None:
+    """A kernel waits and stores, and does nothing of this before it waits."""
+    for made in _each_branch(launches, kernel):
+        code = _code(made)
+        assert WAIT in code, made.launch.constants
+        assert STORE in code
+        for instruction in later:
+            assert instruction not in code[: code.index(WAIT)], made.launch.constants
+
+
 def test_every_kernel_starts_early() -> None:
     assert set(_names(FIRST)) | set(_names(FOLLOWING)) == KERNELS
     for operation in OPERATIONS:
@@ -50,12 +60,7 @@ def test_every_kernel_starts_early() -> None:
 @pytest.mark.parametrize("kernel", _names(FIRST))
 def test_the_first_of_a_call_waits_before_it_loads_or_stores(kernel: str) -> None:
     """What runs before it may be any kernel, and have made any of its arguments."""
-    for made in _each_branch(FIRST, kernel):
-        code = _code(made)
-        assert WAIT in code, made.launch.constants
-        assert STORE in code
-        for later in (LOAD, STORE, DEPENDENTS):
-            assert later not in code[: code.index(WAIT)], made.launch.constants
+    _check_wait(FIRST, kernel, LOAD, STORE, DEPENDENTS)
 
 
 def test_kernels_that_mostly_follow_another_one_may_be_the_first() -> None:
@@ -65,19 +70,13 @@ def test_kernels_that_mostly_follow_another_one_may_be_the_first() -> None:
 
 @pytest.mark.parametrize("kernel", _names(FOLLOWING))
 def test_waits_before_it_stores(kernel: str) -> None:
-    for made in _each_branch(FOLLOWING, kernel):
-        code = _code(made)
-        assert WAIT in code, made.launch.constants
-        assert STORE in code
-        assert code.index(WAIT) < code.index(STORE), made.launch.constants
+    _check_wait(FOLLOWING, kernel, STORE)
 
 
 def test_waits_for_a_sum_that_the_launch_before_stores() -> None:
     reading = [made for made in FOLLOWING if made.launch.constants.get("STORED")]
     assert reading
-    for made in _each_branch(reading, "sum_apply"):
-        code = _code(made)
-        assert code.index(WAIT) < code.index("ld.global"), made.launch.constants
+    _check_wait(reading, "sum_apply", LOAD)
 
 
 @pytest.mark.parametrize("kernel", _names(FOLLOWED))
