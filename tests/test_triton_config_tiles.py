@@ -279,6 +279,18 @@ def test_planes_shorter_than_a_piece_stay_whole(side: int, positions: int) -> No
         assert tiles.positions == positions
 
 
+def test_odd_planes_of_less_than_32_positions_are_written_in_pieces_of_16() -> None:
+    """Of many groups in 16 bits."""
+    for shape, groups, dtype, positions in (
+        ((117, 1172, 21), 4, torch.bfloat16, 16),
+        ((90, 1800, 17), 5, torch.bfloat16, 16),
+        ((60, 900, 35), 4, torch.bfloat16, 64),
+        ((117, 1172, 21), 4, torch.float32, 32),
+        ((4, 1000, 19), 4, torch.float16, 32),
+    ):
+        assert passes_for(group_norms(shape, groups, dtype, False)[1]).output.positions == positions, (shape, dtype)
+
+
 def test_small_planes_stay_in_one_piece() -> None:
     """Pieces of many channels need a launch that merges the partials."""
     _, backward = group_norms((2, 640, 24, 24), 32, torch.bfloat16, False)
