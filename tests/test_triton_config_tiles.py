@@ -289,6 +289,7 @@ def test_odd_planes_of_less_than_32_positions_are_written_in_pieces_of_16() -> N
         ((4, 1000, 19), 4, torch.float16, 32),
     ):
         assert passes_for(group_norms(shape, groups, dtype, False)[1]).output.positions == positions, (shape, dtype)
+    assert passes_for(problems_of("batch_norm", 0, (117, 1172, 21))[1]).output.positions == 32
 
 
 def test_small_planes_stay_in_one_piece() -> None:

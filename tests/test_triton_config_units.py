@@ -772,6 +772,7 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("layer_norm", 1, "gelu", False), (20000, 768), torch.float32, False, "forward", WholeConfig(1, 2)),
         (("layer_norm", 1, "silu", False), (9000, 768), torch.float32, False, "forward", WholeConfig(1, 4)),
         (("layer_norm", 1, "gelu", False), (5000, 1024), torch.float32, False, "forward", WholeConfig(1, 4)),
+        (("layer_norm", 1, "gelu", False), (12000, 768), torch.bfloat16, False, "forward", WholeConfig(1, 1)),
         (("group_norm", 4, None, False), (50, 1000, 19),
          torch.float16, False, "backward", TilesConfig(PassConfig(32, 32), PassConfig(64, 16, warps=2))),
         (("layer_norm", 1, "gelu_tanh", False), (15271, 713), torch.bfloat16, False, "forward", WholeConfig(1, 1)),
