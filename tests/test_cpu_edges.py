@@ -63,6 +63,47 @@ def test_a_constant_group(instance: str, value: float) -> None:
     assert faults(workload, inputs, results) == []
 
 
+@pytest.mark.parametrize("value", [1e37, -3e38])
+@pytest.mark.parametrize(
+    ("shape", "groups", "last"),
+    [
+        ((6, 127, 1), 127, False),
+        ((2, 8, 5), 8, False),
+        ((40, 8, 16), 8, False),
+        ((40, 8, 80), 8, False),
+        ((2, 64, 32), 8, False),
+        ((2, 8, 33, 33), 4, False),
+        ((2, 8, 33, 33), 4, True),
+        ((2, 64, 2, 2), 8, True),
+        ((5, 7), None, False),
+        ((5, 64), None, False),
+        ((3, 20000), None, False),
+        ((2, 40, 9, 9), 0, False),
+        ((4, 6, 5), -1, False),
+        ((4, 3, 40, 40), -1, False),
+    ],
+)
+def test_a_constant_whose_sums_exceed_float32(
+    shape: tuple[int, ...], groups: int | None, last: bool, value: float
+) -> None:
+    """The pivot of a unit is the mean of some of its elements, and their sum may be infinite."""
+    x = torch.full(shape, value)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    if groups is None:
+        y = fusednorm.layer_norm(x, shape[1:])
+    elif groups == 0:
+        y = fusednorm.layer_norm(x, (shape[1],), channel_dim=1)
+    elif groups < 0:
+        y = fusednorm.batch_norm(x, None, None, training=True)
+    else:
+        y = fusednorm.group_norm(x, groups)
+    y.sum().backward()
+    assert torch.equal(y, torch.zeros_like(y))
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("shape", [(257, 4), (257, 4, 2, 3)])
 @pytest.mark.parametrize("value", [0.3, -999.7, 1 / 3])
 def test_a_constant_channel_of_many_samples_in_float64(value: float, shape: tuple[int, ...]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 from numba import njit
 
 from fusednorm.backends.cpu.geometry import VECTOR
@@ -35,6 +36,12 @@ rewritten = _compile(fastmath={"reassoc", "arcp", "contract"}, **INLINED)
 
 #: For sums: they may be reassociated, which is what makes vector code of them. NaN and Inf stay exact.
 reassociated = _compile(fastmath={"reassoc", "contract", "nsz"})
+
+
+@exact
+def pivot_or(pivot, element):
+    """A pivot, or where it is beyond the largest number, since a sum of large elements was, one of these elements."""
+    return pivot if abs(pivot) < np.inf else element
 
 
 @exact

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import VECTOR
-from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.device import exact, pivot_or, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.lanes import lanes
 
@@ -74,7 +74,7 @@ def moments(element: Element, vectors: bool = True):
             half, mean = max(VECTOR, min(n, FEWEST) // (2 * VECTOR) * VECTOR), spread(T(0))
             for i in range(0, half, VECTOR):
                 mean = mean + (load_vector(x, offset + i) + load_vector(x, offset + n - half + i))
-            pivot = nearest(totals(mean, mean)[0] / T(2 * half))
+            pivot = pivot_or(nearest(totals(mean, mean)[0] / T(2 * half)), load(x, offset))
         pivots, first, second = spread(pivot), spread(T(0)), spread(T(0))
         whole, quads = n - n % VECTOR, n - n % (4 * VECTOR)
         for i in range(0, quads, 4 * VECTOR):  # one sum waits for another once in four vectors
@@ -105,7 +105,7 @@ def moments(element: Element, vectors: bool = True):
             half = (max(n // ENDS, min(n, FEWEST)) + 1) // 2
             for i in range(offset, offset + half):
                 pivot += load(x, i) + load(x, i + (n - half))
-            pivot = nearest(pivot / T(2 * half))
+            pivot = pivot_or(nearest(pivot / T(2 * half)), load(x, offset))
         first, second = T(0), T(0)
         for i in range(n):
             deviation = load(x, offset + i) - pivot

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import VECTOR
-from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.device import exact, pivot_or, reassociated
 from fusednorm.backends.cpu.kernels.elements import FILLED, Element
 from fusednorm.backends.cpu.kernels.lanes import lanes
 
@@ -91,12 +91,12 @@ def of_units(element: Element):
 @cache
 def _finishing(element: Element):
     """The pivots of units from the sums of their elements, and mean and rstd from the sums of deviations."""
-    recall, keep, nearest, T = element.recall, element.keep, element.round, element.compute
+    load, recall, keep, nearest, T = element.load, element.recall, element.keep, element.round, element.compute
 
     @exact
-    def divide(sums, units, length):
+    def divide(x, i, step, sums, units, length):
         for u in range(units):
-            keep(sums, u, nearest(recall(sums, u) / T(length)))
+            keep(sums, u, pivot_or(nearest(recall(sums, u) / T(length)), load(x, i + u * step)))
 
     @exact
     def finish(pivots, first, second, units, length, eps, means, rstds):
@@ -161,7 +161,7 @@ def statistics_of_vectors(element: Element):
         else:
             head(x, i, step, units, sums)
         keep(pivots, 0, run_totals(sums, 0, VECTOR, VECTOR))
-        divide(pivots, units, 2 * VECTOR if long else VECTOR)
+        divide(x, i, step, pivots, units, 2 * VECTOR if long else VECTOR)
         deviate(x, i, step, units, length, pivots, sums, squares)
         keep(first, 0, run_totals(sums, 0, VECTOR, VECTOR))
         keep(second, 0, run_totals(squares, 0, VECTOR, VECTOR))
@@ -206,7 +206,7 @@ def statistics_of_units(element: Element):
             return
         widen(x, i, n, values)
         unit_sums(values, 0, length, units, pivots)
-        divide(pivots, units, length)
+        divide(x, i, length, pivots, units, length)
         spread_units(pivots, length, units, spread)
         deviate(x, i, spread, n, values, squares)
         unit_sums(values, 0, length, units, first)

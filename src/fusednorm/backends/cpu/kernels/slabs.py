@@ -42,7 +42,7 @@ from fusednorm.backends.cpu.geometry import (
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import normalized, publish_units, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, inlined, reassociated, span, uncontracted
+from fusednorm.backends.cpu.kernels.device import exact, inlined, pivot_or, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element, advanced
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.lanes import lanes
@@ -225,7 +225,7 @@ def pivot_finder(element: Element, load_at=None):
                 add_first(pivot, c, at(x, i + r * step + c, c))
         fold(pivot, n, together)
         for c in range(n):
-            pivot[c] = nearest(pivot[c] / T(some * together))
+            pivot[c] = pivot_or(nearest(pivot[c] / T(some * together)), at(x, i + c, c))
         repeated(pivot, 0, n, n * together)
 
     return find_pivot
@@ -237,7 +237,7 @@ def moments_of_few(element: Element):
     them at least, of so few rows that a column's pivot is the mean of all of them; its sums stay in registers. The
     forward of group_norm(32) of (10, 2048, 3, 1) takes 47 us so in one thread, and 64 row by row."""
     vector, nearest, T = lanes(element.dtype), element.round, element.compute
-    load, read, keep, spread = vector.load, vector.read, vector.keep, vector.spread
+    load, read, keep, spread, load_element = vector.load, vector.read, vector.keep, vector.spread, element.load
 
     @exact
     def add(x, i, step, rows, sums, c):
@@ -266,7 +266,7 @@ def moments_of_few(element: Element):
             for c in range(0, n, VECTOR):  # the last vector overlaps the one before it
                 add(x, i, step, rows, pivot, min(c, n - VECTOR))
             for c in range(n):
-                pivot[c] = nearest(pivot[c] / T(rows))
+                pivot[c] = pivot_or(nearest(pivot[c] / T(rows)), load_element(x, i + c))
         for c in range(0, n, VECTOR):
             deviate(x, i, step, rows, pivot, first, second, min(c, n - VECTOR))
         share = 1.0 / rows
