@@ -19,13 +19,15 @@ from fusednorm.backends.hopper.config.resident import (
     unit_vectors,
     vector_of,
 )
+from fusednorm.backends.hopper.config.row_parts import RowPartsConfig, row_parts_for
+from fusednorm.backends.hopper.config.row_parts import configs as row_parts_configs
 from fusednorm.backends.hopper.config.rows import RowsConfig, rows_for
 from fusednorm.backends.hopper.config.rows import configs as rows_configs
 from fusednorm.backends.hopper.config.slabs import MOST_MERGED, SlabsConfig, merged, slabs_for, span
 from fusednorm.backends.hopper.config.slabs import configs as slabs_configs
 from fusednorm.backends.hopper.config.slabs import spread as slabs_spread
 from fusednorm.backends.triton import instances as triton
-from fusednorm.backends.triton.runs import stores_dz
+from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes, stores_dz
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -45,6 +47,14 @@ LEAST_FILLED = 0.75
 LONG_ROW, LEAST_ROWS = 8192, 8
 #: Elements of a row up to which the registers of 16 warps hold two sums of each and an activation's values.
 MOST_ACTIVATED = 12288
+#: Elements of a row beyond which Triton's backward reads twice whatever the row is, and the least input, in bytes, from
+#: which one read in parts is faster then, of narrow loads and of others: layer_norm of (260, 16387) in fp16 takes 18.5
+#: us so, and 21.7, of (132, 25001) 18.0 and 18.4, rms_norm of (264, 24576) in bf16 22.1 and 24.0, but layer_norm of
+#: (66, 65536) 21.2 and 19.6.
+LONGEST_ROW, LEAST_NARROW_PARTS, LEAST_PARTS = 16384, 6 << 20, 10 << 20
+#: The same of shorter rows: with a mean or of 32 bits, of rows that are longer than NARROW_ROW alone, and of 16 bits
+#: without a mean.
+LEAST_MEAN_PARTS, NARROW_ROW, LEAST_SHORT_PARTS, LEAST_RMS_PARTS = 16 << 20, 4096, 24 << 20, 28 << 20
 #: Elements of a plane up to which a second read of it comes from the L1: in steps the backward of (55, 909, 48, 105) in
 #: fp16 with relu took 386 us, and 505 in one read, of (20, 256, 10400) with silu 113 and 132, of (32, 256, 96, 100)
 #: 136 and 146, of (20, 256, 12000) in bf16 109 and 111, but of (12, 256, 20000) with relu 121 and 120.
@@ -119,6 +129,21 @@ def _across(problem: Problem) -> str | None:
         return "takes no scale and shift of the samples that share a statistic"
     # Beyond a unit's end, where a division may be wrong, the kernels load and store nothing.
     return None if divides(unit_vectors(problem), channel_vectors(problem)) else "a unit is too long"
+
+
+def _no_rows(problem: Problem) -> str | None:
+    """Why a problem is not the backward of rows, of one group and one position each, or None."""
+    if not problem.backward:
+        return "runs the backward"
+    view = problem.view
+    rows = view.spatial == view.groups == 1 and not problem.norm.per_batch
+    if not rows or problem.modulated or problem.norm.has_variance:
+        return "takes rows, of one group and one position, without modulation"
+    if problem.added is not None:
+        return "adds nothing around the norm"
+    if view.channels > 1 and any(layout.channel != 1 for layout in problem.layouts if layout):
+        return "the elements of a row are not neighbours in packed memory"
+    return None
 
 
 def _elsewhere(problem: Problem) -> str | None:
@@ -271,20 +296,11 @@ class RowsInstance:
     name: str = "hopper.rows"
 
     def supports(self, problem: Problem) -> str | None:
-        view = problem.view
-        reason = _unsupported(problem)
+        reason = _unsupported(problem) or _no_rows(problem)
         if reason is not None:
             return reason
-        if not problem.backward:
-            return "runs the backward"
-        rows = view.spatial == view.groups == 1 and not problem.norm.per_batch
-        if not rows or problem.modulated or problem.norm.has_variance:
-            return "takes rows, of one group and one position, without modulation"
-        if problem.added is not None:
-            return "adds nothing around the norm"
         for layout in filter(None, problem.layouts):
-            apart = view.channels > 1 and layout.channel != 1
-            if apart or not _vectors(problem, view.channels) or not _vectors(problem, layout.sample):
+            if not _vectors(problem, problem.view.channels) or not _vectors(problem, layout.sample):
                 return "a row is no whole number of vectors of 16 bytes in packed memory"
         if rows_for(problem) is None:
             return "rows do not fit the shared memory of a multiprocessor"
@@ -301,8 +317,45 @@ class RowsInstance:
         return RowsBackward(problem, chosen, processors())
 
 
-RESIDENT, SLABS, COLUMNS, ROWS = ResidentInstance(), SlabsInstance(), ColumnsInstance(), RowsInstance()
-INSTANCES = (RESIDENT, SLABS, COLUMNS, ROWS)
+@dataclass(frozen=True, slots=True)
+class RowPartsInstance:
+    """The backward of rows of any length: parts of a row stay in the shared memory of a team's blocks until they have
+    the row's sums."""
+
+    name: str = "hopper.row_parts"
+
+    def supports(self, problem: Problem) -> str | None:
+        reason = _unsupported(problem) or _no_rows(problem)
+        if reason is not None:
+            return reason
+        if problem.view.channels < 2 * vector_of(problem):
+            return "rows are shorter than two vectors of 16 bytes"
+        for layout in filter(None, problem.layouts):
+            if not _vectors(problem, layout.sample - problem.layout.sample):
+                return "rows begin at other places in vectors of 16 bytes in one tensor than in another"
+        if row_parts_for(problem, processors()) is None:
+            return "rows do not fit the shared memory of the chip"
+        return _elsewhere(problem)
+
+    def configs(self, problem: Problem) -> Sequence[RowPartsConfig]:
+        return row_parts_configs(problem, processors())
+
+    def plan(self, problem: Problem, config: RowPartsConfig | None = None) -> Plan:
+        from fusednorm.backends.hopper.plans.row_parts import RowPartsBackward
+
+        chosen = config or row_parts_for(problem, processors())
+        assert chosen is not None
+        return RowPartsBackward(problem, chosen)
+
+
+RESIDENT, SLABS, COLUMNS, ROWS, ROW_PARTS = (
+    ResidentInstance(),
+    SlabsInstance(),
+    ColumnsInstance(),
+    RowsInstance(),
+    RowPartsInstance(),
+)
+INSTANCES = (RESIDENT, SLABS, COLUMNS, ROWS, ROW_PARTS)
 
 
 def _suits_slabs(problem: Problem) -> bool:
@@ -327,11 +380,40 @@ def _suits_slabs(problem: Problem) -> bool:
 def _suits_rows(problem: Problem) -> bool:
     """Whether one read of rows is faster: 8220 x 14336 in bf16 took 213 us, and 362 in two. Not with the arithmetic of
     a smooth activation, once for each of the two sums and once for the gradient, nor where two sums of each column
-    leave no registers for any: layer_norm of 2396 x 13168 in bf16 with silu took 173 us, and 114 in two reads."""
+    leave no registers for any: layer_norm of 2396 x 13168 in bf16 with silu took 173 us, and 114 in two reads. Nor in
+    32 bits: rms_norm of 2000 x 8196 took 83 us, and 54 in the registers of Triton's programs."""
     norm, channels = problem.norm, problem.view.channels
-    if norm.smooth or (norm.activation is not None and norm.has_mean and channels > MOST_ACTIVATED):
+    if (
+        DTYPE_BYTES[problem.dtype] != 2
+        or norm.smooth
+        or (norm.activation is not None and norm.has_mean and channels > MOST_ACTIVATED)
+    ):
         return False
     return channels > LONG_ROW and problem.view.samples >= LEAST_ROWS * processors()
+
+
+def _suits_row_parts(problem: Problem) -> bool:
+    """Whether one read of rows in parts is faster: rms_norm of (952, 55435) in bf16 with silu takes 132 us so, and 224
+    in two reads, layer_norm of (6057, 31620) in fp16 381 and 505, of (1000, 16384) in bf16 41 and 66, of (4000, 12288)
+    with silu 116 and 157. Where Triton reads rows once, it pays with arithmetic that it does with too few registers, or with
+    narrow loads: rms_norm of (1000, 16384) in bf16 with silu takes 40.8 us so, and 51.6, of (5000, 9914) 113 and 150,
+    but of (1000, 16384) 38.2 and 38.3, of (700, 12288) in fp16 24.4 and 24.1. In 32 bits rms_norm of (9157, 5491) with
+    silu takes 179 us so, and 203, layer_norm of (3000, 4097) 54 and 60, of (600, 12289) with silu 37 and 59, but
+    rms_norm of (2000, 8196) 65 and 54, layer_norm of (3000, 6144) with gelu 73 and 62. Of shorter rows of 16 bits
+    rms_norm of (5000, 4099) with gelu takes 93 us so, and 108, layer_norm of (5000, 5003) with silu 78 and 86, but of
+    (4000, 7001) with leaky_relu 75 and 75, rms_norm of (1500, 7501) 32 and 26."""
+    norm, length, size = problem.norm, problem.view.channels, DTYPE_BYTES[problem.dtype]
+    total, narrow = problem.view.numel * size, load_bytes(problem) < WIDE_LOAD
+    if length > LONGEST_ROW:
+        return total >= (LEAST_NARROW_PARTS if narrow else LEAST_PARTS)
+    if size == 4:
+        least = NARROW_ROW if narrow else LONG_ROW
+        if not (norm.has_mean or norm.smooth):
+            least = LONGEST_ROW * 3 // 4
+        return length > least and total >= LEAST_MEAN_PARTS
+    if length > LONG_ROW:
+        return total >= LEAST_MEAN_PARTS if norm.has_mean else (narrow or norm.smooth) and total >= LEAST_RMS_PARTS
+    return narrow and norm.smooth and length > NARROW_ROW and total >= LEAST_SHORT_PARTS
 
 
 def choose(problem: Problem) -> Instance | None:
@@ -350,8 +432,10 @@ def choose(problem: Problem) -> Instance | None:
     """
     if problem.norm.per_position:
         return COLUMNS if COLUMNS.supports(problem) is None else None
-    if ROWS.supports(problem) is None:
-        return ROWS if _suits_rows(problem) else None
+    if ROWS.supports(problem) is None and _suits_rows(problem):
+        return ROWS
+    if ROW_PARTS.supports(problem) is None:
+        return ROW_PARTS if _suits_row_parts(problem) else None
     small = problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES
     if small and not _has_short_planes(problem):
         return None

@@ -8,12 +8,15 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from fusednorm.backends.triton import instances as triton
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan
+from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.triton.plans.sums import SumForward
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
 from fusednorm.problem import Problem
 
 logger = logging.getLogger(__name__)
@@ -55,6 +58,38 @@ class Narrower:
         if reason not in self.reasons:
             self.reasons.add(reason)
             logger.warning("%s: %s; %s runs", self.name, reason, self.instance.name)
+
+
+class Together(Narrower, Plan):
+    """A plan whose blocks, of so many warps and registers a thread, wait for one another, and tell each other so many
+    pairs of numbers. A call whose blocks cannot all run at the same time, since other programs share the GPU, runs on
+    the other instance too."""
+
+    def __init__(self, problem: Problem, blocks: int, pairs: int, warps: int, registers: int) -> None:
+        Narrower.__init__(self, problem)
+        self.blocks, self.pairs, self.warps, self.registers = blocks, 2 * pairs, warps, registers
+        self.refused = False
+
+    def packets(self) -> Tensor:
+        """Packets that nobody has written."""
+        return self.workspace(self.pairs, torch.int64, zeroed=True)
+
+    def launch_of(self, kernel: Any, scalars: tuple[int | float, ...], constants: dict[str, Any]) -> Launch:
+        launch = Launch(kernel, self.blocks, scalars, constants, self.warps, together=True)
+        launch.options[REGISTERS] = self.registers
+        return launch
+
+    def runs(self, call: Callable[[], T], *tensors: Tensor | None) -> T | None:
+        if self.refused:
+            return None
+        try:
+            return super().runs(call, *tensors)
+        except RuntimeError as error:
+            if TOO_MANY_BLOCKS not in str(error):
+                raise
+        self.refused = True
+        self.passes_on(f"{self.blocks} blocks cannot run at the same time here")
+        return None
 
 
 class NarrowerForward(Narrower, ForwardPlan):
