@@ -35,6 +35,7 @@ INSTANCES = {
         "hopper.slabs",
         "hopper.columns",
         "hopper.rows",
+        "hopper.row_parts",
         "reference",
     ),
     "interpreter": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "triton.columns", "triton.flat"),

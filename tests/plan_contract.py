@@ -22,10 +22,10 @@ EVERYTHING = (True, True, True, True, True)
 #: Instances that have no backward, and those that always make grad_input.
 FORWARD_ONLY, NO_GAMMA_BETA = (
     ("triton.whole", "triton.flat", "hopper.slabs"),
-    ("hopper.resident", "hopper.columns", "hopper.rows"),
+    ("hopper.resident", "hopper.columns", "hopper.rows", "hopper.row_parts"),
 )
 #: Whose forward goes with a backward that is all of an instance.
-FORWARDS = {"hopper.rows": "triton.rows"}
+FORWARDS = {"hopper.rows": "triton.rows", "hopper.row_parts": "triton.rows"}
 PARAMETERS = ("weight", "bias", "scale", "shift")
 #: Relative to the largest value: a rounding to the dtype, and what the sums before it lose.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -86,6 +86,8 @@ SUBJECTS = (
     Subject("hopper.columns", norm_of("rms_norm", 0, eps=1e-3), (3, 8, 5, 8), modulated=False),
     Subject("hopper.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24)),
     Subject("hopper.rows", norm_of("rms_norm", 1, eps=1e-3), (9, 24)),
+    Subject("hopper.row_parts", norm_of("layer_norm", 1, eps=1e-3), (9, 43)),
+    Subject("hopper.row_parts", norm_of("rms_norm", 1, eps=1e-3), (9, 43)),
     Subject("reference", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7)),
 )
 

@@ -18,7 +18,7 @@ from triton_support import TARGETS, Made, source  # noqa: E402
 from fusednorm import dispatch  # noqa: E402
 from fusednorm.activations import FORMULAS, resolve  # noqa: E402
 from fusednorm.backends.hopper import instances  # noqa: E402
-from fusednorm.backends.hopper.config import columns, rows, slabs  # noqa: E402
+from fusednorm.backends.hopper.config import columns, row_parts, rows, slabs  # noqa: E402
 from fusednorm.backends.hopper.config import resident as config  # noqa: E402
 from fusednorm.backends.hopper.config.resident import ResidentConfig, candidates, resident_for, spread  # noqa: E402
 from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
@@ -29,6 +29,7 @@ from fusednorm.backends.hopper.plans.resident import (  # noqa: E402
     ResidentSumBackward,
     ResidentSumForward,
 )
+from fusednorm.backends.hopper.plans.row_parts import RowPartsBackward  # noqa: E402
 from fusednorm.backends.hopper.plans.rows import RowsBackward  # noqa: E402
 from fusednorm.backends.hopper.plans.slabs import SlabsForward, SlabsSumForward  # noqa: E402
 from fusednorm.backends.hopper.plans.waves import magic  # noqa: E402
@@ -688,6 +689,84 @@ def test_rows_share_memory_with_their_weight_where_both_fit(
     assert not without.held
 
 
+@pytest.mark.usefixtures("available")
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (of_rows(9, 64, torch.float64), "float32"),
+        (of_rows(9, 15), "two vectors"),
+        (of_rows(9, 7, torch.float32), "two vectors"),
+        (apart(of_rows(9, 65), channel=1), "packed memory"),
+        (apart(of_rows(9, 65), sample=4), "begin at other places"),
+        (replace(of_rows(9, 65), device="cpu"), "runs on cuda"),
+        (of_rows(9, 250001), "do not fit"),
+        (of_rows(0, 65), "no elements"),
+        (replace(of_rows(9, 65), direction="backward_gamma_beta"), "gamma_beta"),
+        (replace(of_rows(9, 65), direction="forward", grad_layout=None), "runs the backward"),
+        (problem_of((2, 64, 64, 64), backward=True), "takes rows"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_unsupported_rows_in_parts_are_told_why(problem: Problem, words: str) -> None:
+    reason = instances.ROW_PARTS.supports(problem)
+    assert reason is not None
+    assert words in reason
+
+
+@pytest.mark.usefixtures("available")
+def test_rows_of_tensors_that_lie_whole_vectors_farther_apart_than_others_are_taken() -> None:
+    assert instances.ROW_PARTS.supports(apart(of_rows(9, 65), sample=8)) is None
+
+
+PARTED = [
+    of_rows(952, 55435, family="rms_norm", activation="silu"),
+    of_rows(1, 65536),
+    of_rows(7, 16386, torch.float16),
+    of_rows(3000, 5003, activation="gelu"),
+    of_rows(31, 100001, torch.float32),
+    of_rows(270, 20004, torch.float32, "rms_norm"),
+    of_rows(40, 33),
+    replace(of_rows(500, 12289), weight_dtype="float32"),
+]
+
+
+@pytest.mark.parametrize("count", [PROCESSORS, 60, 148])
+@pytest.mark.parametrize("problem", PARTED)
+def test_teams_have_rows_that_begin_at_one_place_and_parts_cover_them(problem: Problem, count: int) -> None:
+    found = row_parts.configs(problem, count)
+    assert found[0] == row_parts.row_parts_for(problem, count)
+    assert len(set(found)) == len(found) > 1
+    vector = 16 // (4 if problem.dtype == "float32" else 2)
+    for one in found:
+        assert one.teams * problem.layout.sample % vector == 0
+        assert one.parts * one.teams <= count * one.blocks
+        assert one.registers * 32 * one.warps * one.blocks <= 1 << 16
+        chunk = row_parts.chunk(problem, one)
+        assert one.parts * chunk * vector >= problem.view.channels - problem.view.channels % vector
+        assert (row_parts.steps(problem, one) - 1) * 32 * one.warps < chunk
+        assert chunk <= row_parts.steps(problem, one) * 32 * one.warps
+        assert row_parts.shared_bytes(problem, one) * one.blocks <= config.SHARED_BYTES
+        # as few teams as take as many turns
+        fewer = one.teams - row_parts.apart(problem)
+        assert fewer <= 0 or -(-problem.view.samples // fewer) > -(-problem.view.samples // one.teams)
+
+
+@pytest.mark.parametrize(
+    ("problem", "parts", "teams", "warps", "blocks"),
+    [
+        (of_rows(6057, 31620, torch.float16), 8, 32, 4, 2),
+        (of_rows(1000, 16384), 4, 63, 4, 2),
+        (of_rows(4000, 12288, activation="silu"), 4, 66, 4, 2),
+        (of_rows(24986, 9914, activation="gelu"), 5, 104, 4, 4),
+        (of_rows(70, 131075, torch.float32, "rms_norm"), 33, 4, 8, 1),
+    ],
+)
+def test_parts_and_teams_are_those_that_were_fast(
+    problem: Problem, parts: int, teams: int, warps: int, blocks: int
+) -> None:
+    assert row_parts.row_parts_for(problem, PROCESSORS) == row_parts.RowPartsConfig(parts, teams, warps, blocks)
+
+
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(
     ("shape", "lanes"),
@@ -894,6 +973,58 @@ def test_rows_compile(problem: Problem, drop: tuple[int, ...], target: str) -> N
     assert "cp.async.ca" not in text
     assert found.metadata.shared == rows.shared_bytes(problem, chosen) - config.DRIVER_BYTES
     assert text.count("bar.sync") in (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("problem", "drop", "target", "single"),
+    [
+        (of_rows(4096, 32768), (4, 8, 9), "sm_90", False),
+        (of_rows(952, 55435, torch.float16, "rms_norm", activation="gelu"), (4, 5, 8, 9), "sm_90", True),
+        (of_rows(999, 20001, activation="silu"), (8, 9), "sm_90", True),
+        (replace(of_rows(1, 40000, torch.float32), weight_dtype=None), (3, 4, 7), "sm_100", False),
+    ],
+    ids=["even", "ends", "ends and bias", "the gradients of the only team"],
+)
+def test_rows_in_parts_compile(problem: Problem, drop: tuple[int, ...], target: str, single: bool) -> None:
+    """Copies and stores are 16 bytes wide, but for the ends of odd rows, and a block takes no more shared memory than
+    its configuration says."""
+    chosen = row_parts.row_parts_for(problem, PROCESSORS)
+    assert chosen is not None
+    data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
+    tensors = [*[data] * 5, *[fp32] * 5, torch.empty(16, dtype=torch.int64)]
+    plan = RowPartsBackward(problem, chosen)
+    found = compiled_launch(plan.launch, tensors, target, drop)
+    text = found.asm["ptx"]
+    assert "cp.async.cg.shared.global" in text
+    assert "cp.async.ca" not in text
+    assert "st.global.v4.b32" in text
+    assert ("st.global.b16" in text) is single
+    assert 0 < row_parts.shared_bytes(problem, chosen) - config.DRIVER_BYTES - found.metadata.shared <= 1 << 10
+    assert plan.launch.programs == chosen.parts * chosen.teams
+    assert plan.pairs == 2 * problem.view.samples * chosen.parts
+
+
+def test_a_backward_of_parts_that_cannot_run_together_goes_to_another_instance(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = row_parts.RowPartsConfig(4, 8, 4, 2)
+    made = RowPartsBackward(of_rows(9, 40), chosen)
+    made.on_gpu = False
+    empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
+    calls: list[object] = []
+
+    def refuse(*tensors: Any) -> None:
+        raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
+
+    monkeypatch.setattr(made, "allocate", empty)
+    monkeypatch.setattr(made, "launch", refuse)
+    made.__dict__["other"] = lambda *arguments: calls.append(arguments) or Gradients(None, None, None, None, None)
+    data, saved = torch.zeros(9, 40, dtype=torch.bfloat16), torch.zeros(9, 1)
+    for _ in range(2):
+        made(BackwardOperands(data, data, saved, saved, data[0], data[0]), (True,) * 3 + (False,) * 2)
+    assert len(calls) == 2
+    (message,) = caplog.messages
+    assert message.startswith("hopper.row_parts: 32 blocks cannot run at the same time here; triton.")
 
 
 @pytest.mark.parametrize(

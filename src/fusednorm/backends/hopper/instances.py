@@ -395,10 +395,10 @@ def _suits_rows(problem: Problem) -> bool:
 def _suits_row_parts(problem: Problem) -> bool:
     """Whether one read of rows in parts is faster: rms_norm of (952, 55435) in bf16 with silu takes 132 us so, and 224
     in two reads, layer_norm of (6057, 31620) in fp16 381 and 505, of (1000, 16384) in bf16 41 and 66, of (4000, 12288)
-    with silu 116 and 157. Where Triton reads rows once, it pays with arithmetic that it does with too few registers, or with
-    narrow loads: rms_norm of (1000, 16384) in bf16 with silu takes 40.8 us so, and 51.6, of (5000, 9914) 113 and 150,
-    but of (1000, 16384) 38.2 and 38.3, of (700, 12288) in fp16 24.4 and 24.1. In 32 bits rms_norm of (9157, 5491) with
-    silu takes 179 us so, and 203, layer_norm of (3000, 4097) 54 and 60, of (600, 12289) with silu 37 and 59, but
+    with silu 116 and 157. Where Triton reads rows once, it pays with arithmetic that it does with too few registers, or
+    with narrow loads: rms_norm of (1000, 16384) in bf16 with silu takes 40.8 us so, and 51.6, of (5000, 9914) 113 and
+    150, but of (1000, 16384) 38.2 and 38.3, of (700, 12288) in fp16 24.4 and 24.1. In 32 bits rms_norm of (9157, 5491)
+    with silu takes 179 us so, and 203, layer_norm of (3000, 4097) 54 and 60, of (600, 12289) with silu 37 and 59, but
     rms_norm of (2000, 8196) 65 and 54, layer_norm of (3000, 6144) with gelu 73 and 62. Of shorter rows of 16 bits
     rms_norm of (5000, 4099) with gelu takes 93 us so, and 108, layer_norm of (5000, 5003) with silu 78 and 86, but of
     (4000, 7001) with leaky_relu 75 and 75, rms_norm of (1500, 7501) 32 and 26."""

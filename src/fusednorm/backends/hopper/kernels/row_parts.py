@@ -81,6 +81,12 @@ def held(p_numbers, part, step, VECTOR: gl.constexpr, THREADS: gl.constexpr, FLA
 
 
 @gluon.jit
+def words_of_step(x_slots, dy_slots, x_slot, dy_slot, step: gl.constexpr, WORDS: gl.constexpr):
+    """The words of a step of the row in these slots."""
+    return x_slots[step].index(x_slot).load(WORDS), dy_slots[step].index(dy_slot).load(WORDS)
+
+
+@gluon.jit
 def affine_of_step(
     weights, biases, step: gl.constexpr, THREADS: gl.constexpr, VECTOR: gl.constexpr, VALUES: gl.constexpr
 ):
@@ -131,6 +137,12 @@ def gradients_of_ends(b_x, b_dy, mean, rstd, ends, alpha, DERIVATIVE: gl.constex
 
 
 @gluon.jit
+def pair_of(p_packets, row, parts, place):
+    """The packets of a part of a row."""
+    return p_packets + (row.to(gl.int64) * parts + place) * 2
+
+
+@gluon.jit
 def sums_of_row(b_first, b_second, m_part, factor, MEAN: gl.constexpr):
     """The sums of a row, times ``factor``, of those that its parts published."""
     row_p, row_q = gl.reduce((gl.where(m_part, b_first, 0.0), gl.where(m_part, b_second, 0.0)), 0, add_pairs)
@@ -140,7 +152,7 @@ def sums_of_row(b_first, b_second, m_part, factor, MEAN: gl.constexpr):
 @gluon.jit
 def store_row(
     p_dx, row, dx_row, part, x_slots, slot, gradients, side, mean, rstd, first, second, end_g, end_xhat, ends,
-    WORDS: gl.constexpr, VALUES: gl.constexpr, THREADS: gl.constexpr,
+    SHIFTED: gl.constexpr, WORDS: gl.constexpr, VALUES: gl.constexpr, THREADS: gl.constexpr,
 ):  # fmt: skip
     """Store the gradients of a part of a row: g rstd + xhat second + first."""
     DTYPE: gl.constexpr = p_dx.dtype.element_ty
@@ -152,13 +164,16 @@ def store_row(
         p_words = p_dx.to(gl.pointer_type(gl.int32), bitcast=True)
         p_words, m_words = words_at(p_words, row, dx_row, part, step, VECTOR, WORDS, THREADS)
         gl.store(p_words, words_of(b_dx, WORDS, DTYPE), mask=m_words)
-    if ends is not None:
+    if SHIFTED:
         b_dx = gl.fma(end_g, rstd, gl.fma(end_xhat, second, first))
         gl.store(p_dx + row.to(gl.int64) * dx_row + ends.o_column, b_dx.to(DTYPE), mask=ends.m_column)
 
 
 @gluon.jit
-def store_sums(p_sums, b_sums, end_sums, part, ends, VECTOR: gl.constexpr, THREADS: gl.constexpr, FLAT: gl.constexpr):
+def store_sums(
+    p_sums, b_sums, end_sums, part, ends,
+    SHIFTED: gl.constexpr, VECTOR: gl.constexpr, THREADS: gl.constexpr, FLAT: gl.constexpr,
+):  # fmt: skip
     """Store the sums of columns over the team's rows, where they are wanted. Neighbouring threads store neighbours: a
     thread's vector, of 4 bytes each, would take as many stores, of as many sectors each, as it has elements, which were
     a quarter of the time of (132, 65536)."""
@@ -167,7 +182,7 @@ def store_sums(p_sums, b_sums, end_sums, part, ends, VECTOR: gl.constexpr, THREA
         for step in gl.static_range(len(b_sums)):
             o_column, m_column = columns_of(part, step, VECTOR, THREADS, FLAT)
             gl.store(p_sums + o_column, gl.convert_layout(b_sums[step], FLAT).to(dtype), mask=m_column)
-        if ends is not None:
+        if SHIFTED:
             gl.store(p_sums + ends.o_column, end_sums.to(dtype), mask=ends.m_column)
 
 
@@ -223,7 +238,7 @@ def row_parts_backward(
             weights = extended(weights, held(p_weight, part, step, VECTOR, THREADS, FLAT))
         if p_bias is not None:
             biases = extended(biases, held(p_bias, part, step, VECTOR, THREADS, FLAT))
-    ends, end_p, end_q, end_g, end_xhat = None, None, None, None, None
+    ends, end_p, end_q, end_g, end_xhat = Ends(None, None, None, None), None, None, None, None
     if SHIFTED:
         ends = ends_of(p_weight, p_bias, place, parts, shift, K, VECTOR, THREADS, EACH)
         end_p = gl.zeros([THREADS], gl.float32, EACH)
@@ -235,7 +250,7 @@ def row_parts_backward(
     summed, coming, stored, side = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(2), gl.to_tensor(0)
     for row in range(team, rows, teams):
         last = row - teams
-        p_pairs = p_packets + (gl.maximum(last, 0).to(gl.int64) * parts + o_part) * 2
+        p_pairs = pair_of(p_packets, gl.maximum(last, 0), parts, o_part)
         first_packet, second_packet = peek(p_pairs)
         next_mean, next_rstd = statistics_of(p_mean, p_rstd, row + teams, rows)
         if SHIFTED:
@@ -246,7 +261,7 @@ def row_parts_backward(
         new_p, new_q = (), ()
         for step in gl.static_range(STEPS):
             b_gain, b_offset = affine_of_step(weights, biases, step, THREADS, VECTOR, VALUES)
-            x_words, dy_words = x_slots[step].index(summed).load(WORDS), dy_slots[step].index(side).load(WORDS)
+            x_words, dy_words = words_of_step(x_slots, dy_slots, summed, side, step, WORDS)
             b_dz, b_xhat = gradients_of(
                 x_words, dy_words, mean, rstd, b_gain, b_offset, alpha, DERIVATIVE, DTYPE, VALUES
             )
@@ -273,13 +288,13 @@ def row_parts_backward(
             end_q = gl.fma(b_dz, end_xhat, end_q)
             end_x, end_dy = next_x, next_dy
         part_p, part_q = gl.reduce((total_p, total_q), 0, add_pairs)
-        publish(p_packets + (row.to(gl.int64) * parts + place) * 2, part_p, part_q)
+        publish(pair_of(p_packets, row, parts, place), part_p, part_q)
         if last >= 0:
             b_first, b_second = settle(first_packet, second_packet, p_pairs)
             first, second = sums_of_row(b_first, b_second, m_part, -inverse_count * last_rstd, MEAN)
             store_row(
                 p_dx, last, dx_row, part, x_slots, stored, gradients, 1 - side, last_mean, last_rstd, first, second,
-                last_end_g, last_end_xhat, ends, WORDS, VALUES, THREADS,
+                last_end_g, last_end_xhat, ends, SHIFTED, WORDS, VALUES, THREADS,
             )  # fmt: skip
         begin_copies(
             x_slots, dy_slots, stored, side, w_x, w_dy, row + 2 * teams, rows, x_row, dy_row, part, STEPS, VECTOR,
@@ -290,19 +305,19 @@ def row_parts_backward(
     turns = (rows - team + teams - 1) // teams
     if turns > 0:
         last = team + (turns - 1) * teams
-        p_pairs = p_packets + (last.to(gl.int64) * parts + o_part) * 2
+        p_pairs = pair_of(p_packets, last, parts, o_part)
         first_packet, second_packet = peek(p_pairs)
         b_first, b_second = settle(first_packet, second_packet, p_pairs)
         first, second = sums_of_row(b_first, b_second, m_part, -inverse_count * last_rstd, MEAN)
         store_row(
             p_dx, last, dx_row, part, x_slots, stored, gradients, 1 - side, last_mean, last_rstd, first, second, end_g,
-            end_xhat, ends, WORDS, VALUES, THREADS,
+            end_xhat, ends, SHIFTED, WORDS, VALUES, THREADS,
         )  # fmt: skip
     if SUMS:
         p_sums_p, p_sums_q = p_grad_bias, p_grad_weight
         if p_partials is not None:
             p_sums_p = p_partials + team.to(gl.int64) * K
             p_sums_q = p_sums_p + teams.to(gl.int64) * K
-        store_sums(p_sums_q, sums_q, end_q, part, ends, VECTOR, THREADS, FLAT)
+        store_sums(p_sums_q, sums_q, end_q, part, ends, SHIFTED, VECTOR, THREADS, FLAT)
         if BIAS:
-            store_sums(p_sums_p, sums_p, end_p, part, ends, VECTOR, THREADS, FLAT)
+            store_sums(p_sums_p, sums_p, end_p, part, ends, SHIFTED, VECTOR, THREADS, FLAT)
