@@ -491,6 +491,10 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (of_rows(400, 16384), "triton.rows"),  # little input
         (of_rows(260, 16387, torch.float16), "hopper.row_parts"),  # narrow loads
         (of_rows(66, 65536), "triton.rows"),
+        (of_rows(40, 61593, family="rms_norm", activation="gelu"), "hopper.row_parts"),
+        (of_rows(20, 61593, family="rms_norm", activation="gelu"), "triton.rows"),
+        (of_rows(1056, 16384), "hopper.row_parts"),
+        (of_rows(1056, 16384, family="rms_norm"), "hopper.rows"),
         (of_rows(264, 24576, family="rms_norm"), "hopper.row_parts"),
         (of_rows(952, 55435, family="rms_norm", activation="silu"), "hopper.row_parts"),
         (of_rows(40, 250001), "triton.rows"),  # more parts than there are blocks for the teams of odd rows

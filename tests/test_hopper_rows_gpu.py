@@ -110,11 +110,13 @@ def test_every_configuration_gives_the_result_of_the_first(instance: Any, shape:
             torch.testing.assert_close(found, expected[name], rtol=1e-4, atol=1e-4)
 
 
-def test_the_instance_gets_long_rows_by_itself() -> None:
-    x = drawn(8 * processors(), 12288, dtype=torch.bfloat16)
+def test_the_instances_get_long_rows_by_themselves() -> None:
+    x = drawn(16 * processors(), 12288, dtype=torch.bfloat16)
     for family in (fusednorm.layer_norm, fusednorm.rms_norm):
         assert fusednorm.explain(family, x, (12288,), direction="backward").instance == "hopper.rows"
     assert fusednorm.explain(fusednorm.layer_norm, x[:, :8192], (8192,), direction="backward").instance == "triton.rows"
+    odd = drawn(1000, 12289, dtype=torch.bfloat16)
+    assert fusednorm.explain(fusednorm.layer_norm, odd, (12289,), direction="backward").instance == "hopper.row_parts"
 
 
 def test_parts_of_larger_tensors_and_an_input_between_16_bytes() -> None:

@@ -43,15 +43,17 @@ BUSY, DEAR = 14, 17
 #: at 57 % (40, 128, 2320) in 16 groups 35.5 and 33.5; on 65 % of the blocks (1, 256, 512, 512) with silu 179 and 165.
 LEAST_FILLED = 0.75
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
-#: the last turn are short: 1000 x 16384 in bf16 took 53 us, and 55 in two reads, 500 x 12288 32 and 24.
-LONG_ROW, LEAST_ROWS = 8192, 8
+#: the last turn are short: 1000 x 16384 in bf16 took 53 us, and 55 in two reads, 500 x 12288 32 and 24. The same of rows
+#: with a mean, which others take in parts: 1000 x 16384 takes 51 us, and 41 in parts, 4096 x 16384 121 and 131.
+LONG_ROW, LEAST_ROWS, LEAST_MEAN_ROWS = 8192, 8, 16
 #: Elements of a row up to which the registers of 16 warps hold two sums of each and an activation's values.
 MOST_ACTIVATED = 12288
 #: Elements of a row beyond which Triton's backward reads twice whatever the row is, and the least input, in bytes, from
 #: which one read in parts is faster then, of narrow loads and of others: layer_norm of (260, 16387) in fp16 takes 18.5
 #: us so, and 21.7, of (132, 25001) 18.0 and 18.4, rms_norm of (264, 24576) in bf16 22.1 and 24.0, but layer_norm of
-#: (66, 65536) 21.2 and 19.6.
-LONGEST_ROW, LEAST_NARROW_PARTS, LEAST_PARTS = 16384, 6 << 20, 10 << 20
+#: (66, 65536) 21.2 and 19.6. Of a smooth activation it is less: layer_norm of (50, 25418) in fp32 with gelu_tanh takes
+#: 14.7 us so, and 16.7, rms_norm of (40, 61593) in bf16 with gelu 16.8 and 18.6.
+LONGEST_ROW, LEAST_SMOOTH_PARTS, LEAST_NARROW_PARTS, LEAST_PARTS = 16384, 4 << 20, 6 << 20, 10 << 20
 #: The same of shorter rows: with a mean or of 32 bits, of rows that are longer than NARROW_ROW alone, and of 16 bits
 #: without a mean.
 LEAST_MEAN_PARTS, NARROW_ROW, LEAST_SHORT_PARTS, LEAST_RMS_PARTS = 16 << 20, 4096, 24 << 20, 28 << 20
@@ -383,13 +385,11 @@ def _suits_rows(problem: Problem) -> bool:
     leave no registers for any: layer_norm of 2396 x 13168 in bf16 with silu took 173 us, and 114 in two reads. Nor in
     32 bits: rms_norm of 2000 x 8196 took 83 us, and 54 in the registers of Triton's programs."""
     norm, channels = problem.norm, problem.view.channels
-    if (
-        DTYPE_BYTES[problem.dtype] != 2
-        or norm.smooth
-        or (norm.activation is not None and norm.has_mean and channels > MOST_ACTIVATED)
-    ):
+    if DTYPE_BYTES[problem.dtype] != 2 or norm.smooth or channels <= LONG_ROW:
         return False
-    return channels > LONG_ROW and problem.view.samples >= LEAST_ROWS * processors()
+    if norm.activation is not None and norm.has_mean and channels > MOST_ACTIVATED:
+        return False
+    return problem.view.samples >= (LEAST_MEAN_ROWS if norm.has_mean else LEAST_ROWS) * processors()
 
 
 def _suits_row_parts(problem: Problem) -> bool:
@@ -405,7 +405,7 @@ def _suits_row_parts(problem: Problem) -> bool:
     norm, length, size = problem.norm, problem.view.channels, DTYPE_BYTES[problem.dtype]
     total, narrow = problem.view.numel * size, load_bytes(problem) < WIDE_LOAD
     if length > LONGEST_ROW:
-        return total >= (LEAST_NARROW_PARTS if narrow else LEAST_PARTS)
+        return total >= (LEAST_SMOOTH_PARTS if norm.smooth else LEAST_NARROW_PARTS if narrow else LEAST_PARTS)
     if size == 4:
         least = NARROW_ROW if narrow else LONG_ROW
         if not (norm.has_mean or norm.smooth):
