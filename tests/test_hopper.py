@@ -41,6 +41,7 @@ from fusednorm.choice import choose  # noqa: E402
 from fusednorm.instance import Plan  # noqa: E402
 from fusednorm.norm import norm_of  # noqa: E402
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums  # noqa: E402
+from fusednorm.private.triton_names import REGISTERS  # noqa: E402
 from fusednorm.problem import Added, Problem  # noqa: E402
 from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem, sum_forward_problem  # noqa: E402
 
@@ -737,9 +738,10 @@ PARTED = [
 @pytest.mark.parametrize("count", [PROCESSORS, 60, 148])
 @pytest.mark.parametrize("problem", PARTED)
 def test_teams_have_rows_that_begin_at_one_place_and_parts_cover_them(problem: Problem, count: int) -> None:
-    found = row_parts.configs(problem, count)
+    found, each = row_parts.configs(problem, count), row_parts.apart(problem)
     assert found[0] == row_parts.row_parts_for(problem, count)
     assert len(set(found)) == len(found) > 1
+    assert max(Counter((one.warps, one.blocks) for one in found).values()) <= 4
     vector = 16 // (4 if problem.dtype == "float32" else 2)
     for one in found:
         assert one.teams * problem.layout.sample % vector == 0
@@ -750,9 +752,25 @@ def test_teams_have_rows_that_begin_at_one_place_and_parts_cover_them(problem: P
         assert (row_parts.steps(problem, one) - 1) * 32 * one.warps < chunk
         assert chunk <= row_parts.steps(problem, one) * 32 * one.warps
         assert row_parts.shared_bytes(problem, one) * one.blocks <= config.SHARED_BYTES
-        # as few teams as take as many turns
-        fewer = one.teams - row_parts.apart(problem)
-        assert fewer <= 0 or -(-problem.view.samples // fewer) > -(-problem.view.samples // one.teams)
+        # as few teams as take as many turns, and no more turns than the blocks need
+        turns, most = -(-problem.view.samples // one.teams), count * one.blocks // one.parts // each * each
+        assert turns == -(-problem.view.samples // most)
+        assert one.teams == each or -(-problem.view.samples // (one.teams - each)) > turns
+
+
+@pytest.mark.parametrize(
+    ("problem", "ends"),
+    [
+        (of_rows(9, 64), False),
+        (of_rows(9, 60), True),
+        (of_rows(9, 60, torch.float32), False),
+        (apart(of_rows(9, 64), sample=4), True),
+        (apart(of_rows(9, 60), sample=4), True),
+        (apart(of_rows(9, 64), sample=8), False),
+    ],
+)
+def test_rows_have_ends_where_they_or_their_distances_are_no_whole_vectors(problem: Problem, ends: bool) -> None:
+    assert row_parts.shifted(problem) is ends
 
 
 @pytest.mark.parametrize(
@@ -1005,6 +1023,8 @@ def test_rows_in_parts_compile(problem: Problem, drop: tuple[int, ...], target: 
     assert ("st.global.b16" in text) is single
     assert 0 < row_parts.shared_bytes(problem, chosen) - config.DRIVER_BYTES - found.metadata.shared <= 1 << 10
     assert plan.launch.programs == chosen.parts * chosen.teams
+    assert plan.launch.options[REGISTERS] == chosen.registers
+    assert plan.launch.constants["BIAS"] is (problem.bias_dtype is not None)
     assert plan.pairs == 2 * problem.view.samples * chosen.parts
 
 
@@ -1014,13 +1034,16 @@ def test_a_backward_of_parts_that_cannot_run_together_goes_to_another_instance(
     chosen = row_parts.RowPartsConfig(4, 8, 4, 2)
     made = RowPartsBackward(of_rows(9, 40), chosen)
     made.on_gpu = False
-    empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
+    ones = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype).fill_(1)  # noqa: E731
     calls: list[object] = []
 
     def refuse(*tensors: Any) -> None:
+        assert tensors[4] is None  # without an activation no z is asked for, and no bias
+        assert tensors[-1].numel() == 2 * 9 * 4
+        assert not tensors[-1].any()
         raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
 
-    monkeypatch.setattr(made, "allocate", empty)
+    monkeypatch.setattr(made, "allocate", ones)
     monkeypatch.setattr(made, "launch", refuse)
     made.__dict__["other"] = lambda *arguments: calls.append(arguments) or Gradients(None, None, None, None, None)
     data, saved = torch.zeros(9, 40, dtype=torch.bfloat16), torch.zeros(9, 1)
