@@ -44,15 +44,15 @@ BUSY, DEAR = 14, 17
 LEAST_FILLED = 0.75
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
 #: the last turn are short: 1000 x 16384 in bf16 took 53 us, and 55 in two reads, 500 x 12288 32 and 24. The same of
-#: rows with a mean, which others take in parts: 1000 x 16384 takes 51 us, and 41 in parts, 4096 x 16384 121 and 131.
+#: rows with a mean, which others take in parts: 1000 x 12288 takes 38 us, and 34 in parts, 4096 x 16384 121 and 131.
 LONG_ROW, LEAST_ROWS, LEAST_MEAN_ROWS = 8192, 8, 16
 #: Elements of a row up to which the registers of 16 warps hold two sums of each and an activation's values.
 MOST_ACTIVATED = 12288
 #: Elements of a row beyond which Triton's backward reads twice whatever the row is, and the least input, in bytes, from
 #: which one read in parts is faster then, of narrow loads and of others: layer_norm of (260, 16387) in fp16 takes 18.5
 #: us so, and 21.7, of (132, 25001) 18.0 and 18.4, rms_norm of (264, 24576) in bf16 22.1 and 24.0, but layer_norm of
-#: (66, 65536) 21.2 and 19.6. Of a smooth activation it is less: layer_norm of (50, 25418) in fp32 with gelu_tanh takes
-#: 14.7 us so, and 16.7, rms_norm of (40, 61593) in bf16 with gelu 16.8 and 18.6.
+#: (66, 65536) 21.2 and 19.6. Of a smooth activation it is less: layer_norm of (132, 16387) in fp16 with gelu takes 18.5
+#: us so, and 19.5, rms_norm of (40, 61593) in bf16 with gelu 16.8 and 18.6.
 LONGEST_ROW, LEAST_SMOOTH_PARTS, LEAST_NARROW_PARTS, LEAST_PARTS = 16384, 4 << 20, 6 << 20, 10 << 20
 #: The same of shorter rows: with a mean or of 32 bits, of rows that are longer than NARROW_ROW alone, and of 16 bits
 #: without a mean.
@@ -393,15 +393,15 @@ def _suits_rows(problem: Problem) -> bool:
 
 
 def _suits_row_parts(problem: Problem) -> bool:
-    """Whether one read of rows in parts is faster: rms_norm of (952, 55435) in bf16 with silu takes 132 us so, and 224
-    in two reads, layer_norm of (6057, 31620) in fp16 381 and 505, of (1000, 16384) in bf16 41 and 66, of (4000, 12288)
-    with silu 116 and 157. Where Triton reads rows once, it pays with arithmetic that it does with too few registers, or
-    with narrow loads: rms_norm of (1000, 16384) in bf16 with silu takes 40.8 us so, and 51.6, of (5000, 9914) 113 and
-    150, but of (1000, 16384) 38.2 and 38.3, of (700, 12288) in fp16 24.4 and 24.1. In 32 bits rms_norm of (9157, 5491)
-    with silu takes 179 us so, and 203, layer_norm of (3000, 4097) 54 and 60, of (600, 12289) with silu 37 and 59, but
-    rms_norm of (2000, 8196) 65 and 54, layer_norm of (3000, 6144) with gelu 73 and 62. Of shorter rows of 16 bits
-    rms_norm of (5000, 4099) with gelu takes 93 us so, and 108, layer_norm of (5000, 5003) with silu 78 and 86, but of
-    (4000, 7001) with leaky_relu 75 and 75, rms_norm of (1500, 7501) 32 and 26."""
+    """Whether one read of rows in parts is faster: layer_norm of (1500, 30002) in fp16 takes 99 us so, and 148 in two
+    reads, of (512, 32768) in bf16 with gelu 64 and 101, of (1600, 8193) 39 and 66, of (1000, 12288) 34 and 37. Where
+    Triton reads rows once, it pays with arithmetic that it does with too few registers, or with narrow loads: rms_norm
+    of (1000, 16384) in bf16 with silu takes 40.8 us so, and 51.6, of (5000, 9914) 113 and 150, but of (1000, 16384)
+    38.2 and 38.3, of (700, 12288) in fp16 24.4 and 24.1. In 32 bits layer_norm of (4000, 6001) with relu takes 90 us
+    so, and 100, of (3000, 4097) 54 and 60, of (600, 12289) with silu 37 and 59, but rms_norm of (2000, 8196) 65 and 54,
+    layer_norm of (3000, 6144) with gelu 73 and 62. Of shorter rows of 16 bits rms_norm of (5000, 4099) with gelu takes
+    93 us so, and 108, layer_norm of (5000, 5003) with silu 78 and 86, but of (4000, 7001) with leaky_relu 75 and 75,
+    rms_norm of (1500, 7501) 32 and 26."""
     norm, length, size = problem.norm, problem.view.channels, DTYPE_BYTES[problem.dtype]
     total, narrow = problem.view.numel * size, load_bytes(problem) < WIDE_LOAD
     if length > LONGEST_ROW:

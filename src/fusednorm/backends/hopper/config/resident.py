@@ -40,7 +40,7 @@ class ResidentConfig:
     @property
     def registers(self) -> int:
         """Registers that a thread may have where so many blocks share a multiprocessor."""
-        return min(255, REGISTERS // (32 * self.warps * self.blocks) // 8 * 8)
+        return registers_of(self.warps, self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,11 @@ class Spread(Waves):
     def leads(self) -> bool:
         """Whether the block of a unit's first chunk leads; a leader merges in a wave behind that of the sums."""
         return self.parts >= MANY_PARTS and self.lag > 0
+
+
+def registers_of(warps: int, blocks: int) -> int:
+    """Registers that a thread may have where so many blocks of so many warps share a multiprocessor."""
+    return min(255, REGISTERS // (32 * warps * blocks) // 8 * 8)
 
 
 def magic(divisor: int) -> int:

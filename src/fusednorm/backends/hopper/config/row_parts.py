@@ -8,10 +8,10 @@ from math import gcd
 
 from fusednorm.backends.hopper.config.resident import (
     DRIVER_BYTES,
-    REGISTERS,
     SCRATCH_BYTES,
     SHARED_BYTES,
     VECTOR_BYTES,
+    registers_of,
     vector_of,
 )
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -40,7 +40,7 @@ class RowPartsConfig:
     @property
     def registers(self) -> int:
         """Registers that a thread may have where so many blocks share a multiprocessor."""
-        return min(255, REGISTERS // (32 * self.warps * self.blocks) // 8 * 8)
+        return registers_of(self.warps, self.blocks)
 
 
 def apart(problem: Problem) -> int:
