@@ -38,7 +38,7 @@ from fusednorm.backends.triton.launch import Launch  # noqa: E402
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward  # noqa: E402
 from fusednorm.backends.triton.plans.tiles import TilesSumBackward, TilesSumForward  # noqa: E402
 from fusednorm.choice import choose  # noqa: E402
-from fusednorm.instance import Plan  # noqa: E402
+from fusednorm.instance import Instance, Plan  # noqa: E402
 from fusednorm.norm import norm_of  # noqa: E402
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums  # noqa: E402
 from fusednorm.private.triton_names import REGISTERS  # noqa: E402
@@ -648,26 +648,35 @@ def test_an_unsupported_norm_over_channels_is_told_why(problem: Problem, words: 
     assert words in reason
 
 
+NO_ROWS = [
+    (of_rows(9, 64, torch.float64), "float32"),
+    (apart(of_rows(9, 64), channel=1), "packed memory"),
+    (replace(of_rows(9, 64), device="cpu"), "runs on cuda"),
+    (of_rows(0, 64), "no elements"),
+    (replace(of_rows(9, 64), direction="backward_gamma_beta"), "gamma_beta"),
+    (replace(of_rows(9, 64), direction="forward", grad_layout=None), "runs the backward"),
+    (problem_of((2, 64, 64, 64), backward=True), "takes rows"),
+]
+
+
 @pytest.mark.usefixtures("available")
 @pytest.mark.parametrize(
-    ("problem", "words"),
+    ("instance", "problem", "words"),
     [
-        (of_rows(9, 64, torch.float64), "float32"),
-        (of_rows(9, 12289), "16 bytes"),
-        (of_rows(1, 63), "16 bytes"),
-        (apart(of_rows(9, 64), sample=4), "16 bytes"),
-        (apart(of_rows(9, 64), channel=1), "packed memory"),
-        (replace(of_rows(9, 64), device="cpu"), "runs on cuda"),
-        (of_rows(9, 16392), "do not fit"),
-        (of_rows(0, 64), "no elements"),
-        (replace(of_rows(9, 64), direction="backward_gamma_beta"), "gamma_beta"),
-        (replace(of_rows(9, 64), direction="forward", grad_layout=None), "runs the backward"),
-        (problem_of((2, 64, 64, 64), backward=True), "takes rows"),
+        *((instance, *case) for instance in (instances.ROWS, instances.ROW_PARTS) for case in NO_ROWS),
+        (instances.ROWS, of_rows(9, 12289), "16 bytes"),
+        (instances.ROWS, of_rows(1, 63), "16 bytes"),
+        (instances.ROWS, apart(of_rows(9, 64), sample=4), "16 bytes"),
+        (instances.ROWS, of_rows(9, 16392), "do not fit"),
+        (instances.ROW_PARTS, of_rows(9, 15), "two vectors"),
+        (instances.ROW_PARTS, of_rows(9, 7, torch.float32), "two vectors"),
+        (instances.ROW_PARTS, apart(of_rows(9, 65), sample=4), "begin at other places"),
+        (instances.ROW_PARTS, of_rows(9, 250001), "do not fit"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),
 )
-def test_unsupported_rows_are_told_why(problem: Problem, words: str) -> None:
-    reason = instances.ROWS.supports(problem)
+def test_unsupported_rows_are_told_why(instance: Instance, problem: Problem, words: str) -> None:
+    reason = instance.supports(problem)
     assert reason is not None
     assert words in reason
 
@@ -692,30 +701,6 @@ def test_rows_share_memory_with_their_weight_where_both_fit(
     without = rows.rows_for(replace(problem, weight_dtype=None))
     assert without is not None
     assert not without.held
-
-
-@pytest.mark.usefixtures("available")
-@pytest.mark.parametrize(
-    ("problem", "words"),
-    [
-        (of_rows(9, 64, torch.float64), "float32"),
-        (of_rows(9, 15), "two vectors"),
-        (of_rows(9, 7, torch.float32), "two vectors"),
-        (apart(of_rows(9, 65), channel=1), "packed memory"),
-        (apart(of_rows(9, 65), sample=4), "begin at other places"),
-        (replace(of_rows(9, 65), device="cpu"), "runs on cuda"),
-        (of_rows(9, 250001), "do not fit"),
-        (of_rows(0, 65), "no elements"),
-        (replace(of_rows(9, 65), direction="backward_gamma_beta"), "gamma_beta"),
-        (replace(of_rows(9, 65), direction="forward", grad_layout=None), "runs the backward"),
-        (problem_of((2, 64, 64, 64), backward=True), "takes rows"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_unsupported_rows_in_parts_are_told_why(problem: Problem, words: str) -> None:
-    reason = instances.ROW_PARTS.supports(problem)
-    assert reason is not None
-    assert words in reason
 
 
 @pytest.mark.usefixtures("available")

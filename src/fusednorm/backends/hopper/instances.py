@@ -432,10 +432,10 @@ def choose(problem: Problem) -> Instance | None:
     """
     if problem.norm.per_position:
         return COLUMNS if COLUMNS.supports(problem) is None else None
-    if ROWS.supports(problem) is None and _suits_rows(problem):
-        return ROWS
-    if ROW_PARTS.supports(problem) is None:
-        return ROW_PARTS if _suits_row_parts(problem) else None
+    if _no_rows(problem) is None:  # what suits is asked first, since parts are slow to find
+        if _suits_rows(problem) and ROWS.supports(problem) is None:
+            return ROWS
+        return ROW_PARTS if _suits_row_parts(problem) and ROW_PARTS.supports(problem) is None else None
     small = problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES
     if small and not _has_short_planes(problem):
         return None

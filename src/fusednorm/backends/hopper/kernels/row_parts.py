@@ -143,8 +143,9 @@ def pair_of(p_packets, row, parts, place):
 
 
 @gluon.jit
-def sums_of_row(b_first, b_second, m_part, factor, MEAN: gl.constexpr):
-    """The sums of a row, times ``factor``, of those that its parts published."""
+def sums_of_row(first_packet, second_packet, p_pairs, m_part, factor, MEAN: gl.constexpr):
+    """The sums of a row, times ``factor``, of those that its parts published, whose packets were peeked at."""
+    b_first, b_second = settle(first_packet, second_packet, p_pairs)
     row_p, row_q = gl.reduce((gl.where(m_part, b_first, 0.0), gl.where(m_part, b_second, 0.0)), 0, add_pairs)
     return row_p * factor if MEAN else factor * 0.0, row_q * factor
 
@@ -290,8 +291,8 @@ def row_parts_backward(
         part_p, part_q = gl.reduce((total_p, total_q), 0, add_pairs)
         publish(pair_of(p_packets, row, parts, place), part_p, part_q)
         if last >= 0:
-            b_first, b_second = settle(first_packet, second_packet, p_pairs)
-            first, second = sums_of_row(b_first, b_second, m_part, -inverse_count * last_rstd, MEAN)
+            factor = -inverse_count * last_rstd
+            first, second = sums_of_row(first_packet, second_packet, p_pairs, m_part, factor, MEAN)
             store_row(
                 p_dx, last, dx_row, part, x_slots, stored, gradients, 1 - side, last_mean, last_rstd, first, second,
                 last_end_g, last_end_xhat, ends, SHIFTED, WORDS, VALUES, THREADS,
@@ -307,8 +308,8 @@ def row_parts_backward(
         last = team + (turns - 1) * teams
         p_pairs = pair_of(p_packets, last, parts, o_part)
         first_packet, second_packet = peek(p_pairs)
-        b_first, b_second = settle(first_packet, second_packet, p_pairs)
-        first, second = sums_of_row(b_first, b_second, m_part, -inverse_count * last_rstd, MEAN)
+        factor = -inverse_count * last_rstd
+        first, second = sums_of_row(first_packet, second_packet, p_pairs, m_part, factor, MEAN)
         store_row(
             p_dx, last, dx_row, part, x_slots, stored, gradients, 1 - side, last_mean, last_rstd, first, second, end_g,
             end_xhat, ends, SHIFTED, WORDS, VALUES, THREADS,
