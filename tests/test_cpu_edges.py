@@ -86,8 +86,8 @@ def test_a_constant_group(instance: str, value: float) -> None:
 def test_a_constant_whose_sums_exceed_float32(
     shape: tuple[int, ...], groups: int | None, last: bool, value: float
 ) -> None:
-    """The pivot of a unit is the mean of some of its elements, and their sum may be infinite. Then it is one of them, and
-    of no neighbouring unit, whose elements have the other sign: 3e38 and -3e38 are infinitely far apart."""
+    """The pivot of a unit is the mean of some of its elements, and their sum may be infinite. Then it is one of them,
+    and of no neighbouring unit, whose elements have the other sign: 3e38 and -3e38 are infinitely far apart."""
     x = torch.full(shape, value)
     signs = 1 - 2 * (torch.arange(x.numel()) % 2).float()
     if groups is None:
