@@ -85,10 +85,16 @@ def gradients_of(
 
 
 @gluon.jit
-def store_sums(p_sums, b_sums, o_column, m_column):
-    """Store the sums of a step's columns over the block's rows, where they are wanted."""
+def store_sums(
+    p_sums, b_sums, K: gl.constexpr, THREADS: gl.constexpr, VECTOR: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Store the sums of columns over the block's rows, where they are wanted. Neighbouring threads store neighbours: a
+    thread's vector, of 4 bytes each, would take as many stores, of as many sectors each, as it has elements."""
     if p_sums is not None:
-        gl.store(p_sums + o_column, b_sums.to(p_sums.dtype.element_ty), mask=m_column)
+        dtype: gl.constexpr = p_sums.dtype.element_ty
+        for step in gl.static_range(len(b_sums)):
+            o_column, m_column = columns_of(step, K, THREADS, VECTOR, layout)
+            gl.store(p_sums + o_column, gl.convert_layout(b_sums[step], layout).to(dtype), mask=m_column)
 
 
 @gluon.jit
@@ -117,6 +123,7 @@ def rows_backward(
     SUMS: gl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
     WORDS: gl.constexpr = tile_layout(1, 4, WARPS)
     VALUES: gl.constexpr = tile_layout(1, VECTOR, WARPS)
+    NEIGHBOURS: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 32 // VECTOR, VECTOR], [1, WARPS, 1], [2, 1, 0])
     EACH: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
     ALL: gl.constexpr = gl.BlockedLayout([WARPS], [32], [WARPS], [0])
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -200,8 +207,6 @@ def rows_backward(
         if p_partials is not None:
             p_sums_p = p_partials + block.to(gl.int64) * (K * VECTOR)
             p_sums_q = p_sums_p + blocks.to(gl.int64) * (K * VECTOR)
-        for step in gl.static_range(STEPS):
-            o_column, m_column = columns_of(step, K, THREADS, VECTOR, VALUES)
-            store_sums(p_sums_q, sums_q[step], o_column, m_column)
-            if BIAS:
-                store_sums(p_sums_p, sums_p[step], o_column, m_column)
+        store_sums(p_sums_q, sums_q, K, THREADS, VECTOR, NEIGHBOURS)
+        if BIAS:
+            store_sums(p_sums_p, sums_p, K, THREADS, VECTOR, NEIGHBOURS)
