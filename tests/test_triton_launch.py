@@ -218,6 +218,13 @@ def test_a_kernel_that_waits_starts_early(constants: dict[str, bool]) -> None:
     assert kernel.asked[0][2].get("launch_pdl", False) is constants.get("OVERLAP", False)
 
 
+def test_a_kernel_that_needs_empty_multiprocessors_does_not_start_early() -> None:
+    kernel = Kernel()
+    Launch(kernel, 1, (), {"OVERLAP": True}, warps=4, early=False)(*FIRST)
+    assert kernel.asked[0][2]["OVERLAP"] is True  # the next one may
+    assert "launch_pdl" not in kernel.asked[0][2]
+
+
 def test_each_device_has_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the stream of the device where the tensors lie."""
     monkeypatch.setattr(launches, "current_raw_stream", lambda device: 100 + device)

@@ -412,6 +412,34 @@ def test_launches_of_a_call(
     assert launched == [True] * backward
 
 
+@pytest.mark.parametrize(
+    ("instance", "family", "shape", "summed", "early"),
+    [
+        (ROWS, "layer_norm", (32768, 1024), False, False),
+        (ROWS, "layer_norm", (32768, 1024), True, False),
+        (ROWS, "rms_norm", (8192, 320), False, False),
+        (ROWS, "rms_norm", (600, 800), False, True),  # 0.9 MB
+        (ROWS, "layer_norm", (200, 4096), False, True),  # a step to a program
+        (ROWS, "layer_norm", (200, 4096), True, True),
+        (HELD, "layer_norm", (32768, 384), False, False),
+        (HELD, "layer_norm", (1000, 384), False, True),
+    ],
+)
+def test_programs_of_many_steps_start_on_empty_multiprocessors(
+    instance: Any, family: Any, shape: tuple[int, ...], summed: bool, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next kernel starts early all the same."""
+    monkeypatch.setattr(base, "overlaps", lambda: True)
+    norm = norm_of(family, 1)
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    weight, statistics = torch.empty(shape[-1], device="meta"), torch.empty(shape[0], 1, device="meta")
+    given = BackwardOperands(x, x, statistics if norm.has_mean else None, statistics, weight, None)
+    found = sum_backward_problem(norm, given, "backward", None, True) if summed else backward_problem(norm, given)
+    launch = instance.plan(found).backward
+    assert launch.options.get(DEPENDENT_LAUNCH, False) is early
+    assert launch.constants["OVERLAP"] is True
+
+
 # --- given statistics ---
 
 

@@ -35,6 +35,8 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 LEAST_BYTES = 30 << 20
 #: Bytes of batch_norm's planes that are short, of elements of 16 bits, and the tiles of a chunk that are few.
 SHORT_PLANE, FEW_TILES = 4 << 10, 3
+#: The part of a multiprocessor's blocks that the chunks of a full wave take, and the tiles of such a chunk at most.
+FULL_WAVE, FULL_WAVE_TILES = 0.95, 4
 #: Operations of an activation that take a part of the time of a second read of 16-bit elements, those of a sigmoid, and
 #: that take about all of it, more than those of silu.
 BUSY, DEAR = 14, 17
@@ -425,10 +427,12 @@ def choose(problem: Problem) -> Instance | None:
     one launch for two: (45, 128, 384) in bf16 with relu takes 7.4 us so, and 8.7 in two reads, (60, 64, 32, 32) in fp16
     9.2 and 10.4, (100, 128, 24, 24) in bf16 14.4 and 15.8, but in chunks of five tiles (45, 256, 28, 28) in fp16 with
     silu 19.4, and 18.6, of longer planes (32, 64, 56, 56) in bf16 14.2, and 13.5, in fp32 (23, 16, 64, 64) 8.5, and
-    7.8. Arithmetic hides a second read too: instance_norm of (2, 320, 192, 192) in fp16 with gelu, whose last chunks
-    are half full, took 51 us, and 41 in tiles, of (30, 2, 512, 607) in bf16 with silu 33 and 30, of (8, 10, 240, 520)
-    in fp32 with scale and shift and gelu_tanh 32 and 30, the backward of (3, 768, 128, 64) in 32 groups in bf16 with
-    these and gelu 68 and 58.
+    7.8. And a full wave of full chunks is faster: (2, 640, 64, 64) in 32 groups in bf16 with silu takes 10.5 us so, and
+    12.3 in two reads, (2, 320, 128, 128) 17.4 and 18.2, instance_norm of (2, 128, 32, 32, 32) with leaky_relu 13.2 and
+    14.1, but (8, 320, 64, 64) in chunks of five tiles 17.8, and 17.7. Arithmetic hides a second read too: instance_norm
+    of (2, 320, 192, 192) in fp16 with gelu, whose last chunks are half full, took 51 us, and 41 in tiles, of (30, 2,
+    512, 607) in bf16 with silu 33 and 30, of (8, 10, 240, 520) in fp32 with scale and shift and gelu_tanh 32 and 30,
+    the backward of (3, 768, 128, 64) in 32 groups in bf16 with these and gelu 68 and 58.
     """
     if problem.norm.per_position:
         return COLUMNS if COLUMNS.supports(problem) is None else None
@@ -437,7 +441,7 @@ def choose(problem: Problem) -> Instance | None:
             return ROWS
         return ROW_PARTS if _suits_row_parts(problem) and ROW_PARTS.supports(problem) is None else None
     small = problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES
-    if small and not _has_short_planes(problem):
+    if small and not (_has_short_planes(problem) or _may_fill_one_wave(problem)):
         return None
     chosen = triton.choose(problem)
     if chosen is not triton.TILES and not (problem.backward and chosen is triton.ROWS):
@@ -452,6 +456,9 @@ def choose(problem: Problem) -> Instance | None:
     assert config is not None
     place = spread(problem, config, processors())
     assert place is not None
+    if small and not problem.norm.per_batch:
+        full = place.waves == 1 and place.even and place.blocks >= FULL_WAVE * config.blocks * processors()
+        return RESIDENT if full and config.tiles <= FULL_WAVE_TILES else None
     if small:
         return RESIDENT if place.waves == 1 and config.tiles <= FEW_TILES else None
     if problem.backward:
@@ -467,6 +474,13 @@ def _has_short_planes(problem: Problem) -> bool:
     if size != 2 or problem.direction != "forward" or problem.added is not None or not problem.norm.per_batch:
         return False
     return problem.view.spatial * size <= SHORT_PLANE and not _dear(problem)
+
+
+def _may_fill_one_wave(problem: Problem) -> bool:
+    """Whether a forward of 16 bits, of channels of samples or groups of them, is one read without a sum around it."""
+    size = DTYPE_BYTES.get(problem.dtype, 0)
+    plain = size == 2 and problem.direction == "forward" and problem.added is None and not problem.norm.per_batch
+    return plain and problem.layout.order == "channels_first" and not _dear(problem)
 
 
 def _busy(problem: Problem) -> bool:

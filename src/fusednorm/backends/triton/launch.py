@@ -34,7 +34,8 @@ class Launch:
     case is kept and started with addresses in place of tensors, since Triton asks the driver about each tensor's
     memory, and about no address. A kernel that has OVERLAP among its constants starts before the one before it on the
     stream has ended, whose ever that is, and waits for its end before it reads or stores anything that it could have
-    made. The programs of a kernel that runs ``together`` run at the same time, all of them.
+    made; one that is not to start ``early`` still lets the next one do so. The programs of a kernel that runs
+    ``together`` run at the same time, all of them.
 
     Products and sums are fused where a kernel says tl.fma and nowhere else. A compiler that chose for itself would fuse
     a product into the exchange between the threads of a sum, and the threads would differ in the sum's last bit.
@@ -48,10 +49,11 @@ class Launch:
         constants: dict[str, Any],
         warps: int,
         together: bool = False,
+        early: bool = True,
     ) -> None:
         self.kernel, self.programs, self.scalars, self.constants = kernel, programs, scalars, constants
         self.options: dict[str, Any] = {"num_warps": warps, FP_FUSION: False}
-        if constants.get("OVERLAP"):
+        if early and constants.get("OVERLAP"):
             self.options[DEPENDENT_LAUNCH] = True
         if together:
             self.options[COOPERATIVE_LAUNCH] = True
@@ -123,6 +125,8 @@ def recording() -> bool:
     return _recorder.get() is not None
 
 
-def prepared(kernel: Any, programs: int, scalars: Scalars, constants: dict[str, Any], warps: int) -> Launch:
+def prepared(
+    kernel: Any, programs: int, scalars: Scalars, constants: dict[str, Any], warps: int, *, early: bool = True
+) -> Launch:
     """The :class:`Launch` of a plan, or a recorded one."""
-    return (RecordedLaunch if recording() else Launch)(kernel, programs, scalars, constants, warps)
+    return (RecordedLaunch if recording() else Launch)(kernel, programs, scalars, constants, warps, early=early)

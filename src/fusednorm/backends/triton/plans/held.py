@@ -10,7 +10,7 @@ from fusednorm.backends.triton.config.kinds import HeldConfig
 from fusednorm.backends.triton.config.units import HeldUnits, pivots
 from fusednorm.backends.triton.kernels import held, held_samples, sums
 from fusednorm.backends.triton.launch import Launch, prepared
-from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
+from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors, starts_early
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.backends.triton.runs import WIDE_LOAD, alignment, divisor, leading_bits
@@ -186,6 +186,7 @@ class HeldSamplesBackward(BackwardPlan):
                 "STAGES": config.stages,
             },
             config.warps,
+            early=starts_early(problem, config.steps),
         )  # fmt: skip
         self.sums = Combination(self, self.partials, 0, 1, ParameterSums(self.partials, True, False))
 

@@ -17,6 +17,7 @@ from fusednorm.backends.triton.plans.base import (
     Tensors,
     codes_of,
     stages,
+    starts_early,
 )
 from fusednorm.backends.triton.plans.held import SummedUnitsBackward
 from fusednorm.backends.triton.plans.sums import SumBackward
@@ -181,6 +182,7 @@ class RowsBackward(SummedRowsBackward):
                 "RELOAD": config.reload, **product,
             },
             config.warps,
+            early=starts_early(problem, steps),
         )  # fmt: skip
 
     def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
