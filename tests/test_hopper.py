@@ -253,6 +253,24 @@ def test_a_spread_fits_the_shared_memory_and_the_registers_of_a_multiprocessor(
         assert candidate.blocks * candidate.warps * 32 * candidate.registers <= 1 << 16
 
 
+@pytest.mark.parametrize(
+    ("problem", "lag"),
+    [
+        (problem_of((1, 256, 256, 256)), 1),
+        (problem_of((2, 128, 256, 256), activation="gelu"), 1),
+        (problem_of((16, 512, 64, 64)), 2),  # eight waves
+        (problem_of((1, 400, 200, 200), 25), 2),  # whole groups to a wave would be five waves
+        (problem_of((1, 256, 256, 128), dtype=torch.float32), 2),
+        (summed((1, 256, 256, 256)), 2),
+        (over_batch((64, 512, 28, 28)), 2),
+    ],
+)
+def test_results_come_one_wave_behind_in_few_waves(problem: Problem, lag: int) -> None:
+    found = resident_for(problem, PROCESSORS)
+    assert found is not None
+    assert found.lag == lag
+
+
 def test_a_unit_that_the_chip_cannot_hold_has_no_configuration() -> None:
     assert resident_for(problem_of((1, 32, 4096, 4096)), PROCESSORS) is None
     half_full = problem_of((1, 1948, 47, 13, 16), 1948)  # two chunks of 1024 vectors for 1222, or one of 1280
@@ -419,7 +437,18 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (problem_of((6, 48, 300, 300), 8, torch.float16, "gelu"), "triton.tiles"),
         (problem_of((2, 320, 192, 192), 320, torch.float16, "gelu"), "triton.tiles"),
         (problem_of((2, 320, 192, 192), 320, torch.float16), "hopper.resident"),
-        (problem_of((1, 512, 128, 128)), "triton.tiles"),
+        (problem_of((1, 512, 128, 128)), "hopper.resident"),  # a full wave of full chunks
+        (problem_of((2, 640, 64, 64), dtype=torch.float16, activation=None, modulated=True), "hopper.resident"),
+        (problem_of((2, 128, 32, 32, 32), 128, activation="leaky_relu"), "hopper.resident"),
+        (problem_of((1, 480, 128, 128)), "hopper.resident"),
+        (problem_of((1, 512, 100, 152)), "triton.tiles"),  # chunks that are not full
+        (problem_of((1, 500, 128, 128), 20), "triton.tiles"),  # 5 % of the blocks have none
+        (problem_of((8, 320, 64, 64)), "triton.tiles"),  # chunks of five tiles
+        (problem_of((2, 640, 64, 64), activation="gelu"), "triton.tiles"),
+        (problem_of((1, 256, 128, 128), dtype=torch.float32), "triton.tiles"),
+        (problem_of((2, 640, 64, 64), backward=True), "triton.tiles"),
+        (problem_of((2, 640, 64, 64), last=True), "triton.tiles"),
+        (summed((2, 640, 64, 64)), "triton.tiles"),
         (problem_of((1, 32, 4096, 4096)), "triton.tiles"),
         (problem_of((8, 128, 255, 255)), "triton.tiles"),
         (problem_of((8, 128, 256, 256), last=True), "hopper.slabs"),
@@ -968,7 +997,8 @@ def test_norms_over_channels_compile(problem: Problem, drop: tuple[int, ...], ta
 )
 def test_rows_compile(problem: Problem, drop: tuple[int, ...], target: str) -> None:
     """Copies and stores are 16 bytes wide, a block takes the shared memory that its configuration says, and threads
-    meet twice a turn and before the two sums that warps leave. Before Triton 3.9 they meet between these two too."""
+    meet twice a turn, before the two sums that warps leave, and twice before the first sums of columns are stored.
+    Before Triton 3.9 they meet between the two sums of warps too."""
     chosen = rows.rows_for(problem)
     assert chosen is not None
     data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
@@ -979,7 +1009,9 @@ def test_rows_compile(problem: Problem, drop: tuple[int, ...], target: str) -> N
     assert "st.global.v4.b32" in text
     assert "cp.async.ca" not in text
     assert found.metadata.shared == rows.shared_bytes(problem, chosen) - config.DRIVER_BYTES
-    assert text.count("bar.sync") in (3, 4)
+    turns, *stores = text.split("st.global.b32")
+    assert stores  # neighbouring threads store neighbours
+    assert turns.count("bar.sync") in (5, 6)
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,13 @@ def _check_wait(launches: list[Made], kernel: str, *later: str) -> None:
             assert instruction not in code[: code.index(WAIT)], made.launch.constants
 
 
-def test_every_kernel_starts_early() -> None:
+def test_kernels_start_early_but_for_large_ones_of_many_steps() -> None:
     assert set(_names(FIRST)) | set(_names(FOLLOWING)) == KERNELS
-    for operation in OPERATIONS:
-        assert all(made.launch.options.get("launch_pdl") for made in operation)
+    early = [made for made in (*FIRST, *FOLLOWING) if made.launch.options.get("launch_pdl")]
+    late = [made for made in FIRST if not made.launch.options.get("launch_pdl")]
+    assert set(_names(early)) == KERNELS - {"held_samples_backward"}  # of which no case is small
+    assert set(_names(late)) == {"held_samples_backward", "rows_backward", "rows_gated_backward", "rows_sum_backward"}
+    assert len(early) + len(late) == len(FIRST) + len(FOLLOWING)  # what follows is early
 
 
 @pytest.mark.parametrize("kernel", _names(FIRST))

@@ -46,7 +46,7 @@ BUSY, DEAR = 14, 17
 LEAST_FILLED = 0.75
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
 #: the last turn are short: 1000 x 16384 in bf16 took 53 us, and 55 in two reads, 500 x 12288 32 and 24. The same of
-#: rows with a mean, which others take in parts: 1000 x 12288 takes 38 us, and 34 in parts, 4096 x 16384 121 and 131.
+#: rows with a mean, which others take in parts: 1000 x 12288 takes 38 us, and 34 in parts, 4096 x 16384 115 and 131.
 LONG_ROW, LEAST_ROWS, LEAST_MEAN_ROWS = 8192, 8, 16
 #: Elements of a row up to which the registers of 16 warps hold two sums of each and an activation's values.
 MOST_ACTIVATED = 12288
