@@ -259,6 +259,7 @@ def test_a_spread_fits_the_shared_memory_and_the_registers_of_a_multiprocessor(
         (problem_of((1, 256, 256, 256)), 1),
         (problem_of((2, 128, 256, 256), activation="gelu"), 1),
         (problem_of((16, 512, 64, 64)), 2),  # eight waves
+        (problem_of((1, 256, 256, 256), 4), 2),  # with leaders
         (problem_of((1, 400, 200, 200), 25), 2),  # whole groups to a wave would be five waves
         (problem_of((1, 256, 256, 128), dtype=torch.float32), 2),
         (summed((1, 256, 256, 256)), 2),
