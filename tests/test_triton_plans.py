@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from triton_support import Made
 
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
+from fusednorm.backends.triton.config.kinds import PassConfig, RowsBackwardConfig, TilesConfig
 from fusednorm.backends.triton.config.tiles import passes_for, tiled
 from fusednorm.backends.triton.instances import COLUMNS, FLAT, HELD, MOST_HELD, ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
@@ -438,6 +438,16 @@ def test_programs_of_many_steps_start_on_empty_multiprocessors(
     launch = instance.plan(found).backward
     assert launch.options.get(DEPENDENT_LAUNCH, False) is early
     assert launch.constants["OVERLAP"] is True
+
+
+@pytest.mark.parametrize(("programs", "early"), [(500, True), (250, False)])
+def test_two_steps_are_many(programs: int, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "overlaps", lambda: True)
+    x, rstd = torch.empty(500, 4096, dtype=torch.bfloat16, device="meta"), torch.empty(500, 1, device="meta")
+    problem = backward_problem(norm_of("rms_norm", 1), BackwardOperands(x, x, None, rstd))
+    launch = ROWS.plan(problem, RowsBackwardConfig(1, 4, programs)).backward
+    assert launch.programs == programs
+    assert launch.options.get(DEPENDENT_LAUNCH, False) is early
 
 
 # --- given statistics ---
