@@ -477,7 +477,8 @@ def _has_short_planes(problem: Problem) -> bool:
 
 
 def _may_fill_one_wave(problem: Problem) -> bool:
-    """Whether a forward of 16 bits, of channels of samples or groups of them, is one read without a sum around it."""
+    """Whether this is a forward of 16 bits, of groups or of channels of samples in contiguous memory, without sums
+    around it or a dear activation."""
     size = DTYPE_BYTES.get(problem.dtype, 0)
     plain = size == 2 and problem.direction == "forward" and problem.added is None and not problem.norm.per_batch
     return plain and problem.layout.order == "channels_first" and not _dear(problem)

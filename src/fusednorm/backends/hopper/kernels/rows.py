@@ -88,8 +88,8 @@ def gradients_of(
 def store_sums(
     p_sums, b_sums, K: gl.constexpr, THREADS: gl.constexpr, VECTOR: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Store the sums of columns over the block's rows, where they are wanted. Neighbouring threads store neighbours: a
-    thread's vector, of 4 bytes each, would take as many stores, of as many sectors each, as it has elements."""
+    """Store the sums of columns over the block's rows, where they are wanted. Neighbouring threads store neighbours: of
+    a thread's own vector of 16 bits, 32 bytes of sums, each store would fill half of a sector."""
     if p_sums is not None:
         dtype: gl.constexpr = p_sums.dtype.element_ty
         for step in gl.static_range(len(b_sums)):
