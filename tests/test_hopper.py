@@ -442,6 +442,7 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (problem_of((2, 640, 64, 64), dtype=torch.float16, activation=None, modulated=True), "hopper.resident"),
         (problem_of((2, 128, 32, 32, 32), 128, activation="leaky_relu"), "hopper.resident"),
         (problem_of((1, 480, 128, 128)), "hopper.resident"),
+        (problem_of((11, 32, 96, 96), 16), "hopper.resident"),  # chunks of three small tiles
         (problem_of((1, 512, 100, 152)), "triton.tiles"),  # chunks that are not full
         (problem_of((1, 500, 128, 128), 20), "triton.tiles"),  # 5 % of the blocks have none
         (problem_of((8, 320, 64, 64)), "triton.tiles"),  # chunks of five tiles

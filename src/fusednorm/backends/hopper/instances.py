@@ -9,6 +9,7 @@ from typing import Any
 
 from fusednorm.backends.hopper.config.columns import ColumnsConfig, columns_configs, columns_for
 from fusednorm.backends.hopper.config.resident import (
+    LEAST_TILE,
     VECTOR_BYTES,
     ResidentConfig,
     channel_vectors,
@@ -441,7 +442,7 @@ def choose(problem: Problem) -> Instance | None:
             return ROWS
         return ROW_PARTS if _suits_row_parts(problem) and ROW_PARTS.supports(problem) is None else None
     small = problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES
-    if small and not (_has_short_planes(problem) or _may_fill_one_wave(problem)):
+    if small and not _may_take_one_wave(problem):
         return None
     chosen = triton.choose(problem)
     if chosen is not triton.TILES and not (problem.backward and chosen is triton.ROWS):
@@ -456,11 +457,10 @@ def choose(problem: Problem) -> Instance | None:
     assert config is not None
     place = spread(problem, config, processors())
     assert place is not None
-    if small and not problem.norm.per_batch:
-        full = place.waves == 1 and place.even and place.blocks >= FULL_WAVE * config.blocks * processors()
-        return RESIDENT if full and config.tiles <= FULL_WAVE_TILES else None
     if small:
-        return RESIDENT if place.waves == 1 and config.tiles <= FEW_TILES else None
+        full = place.even and place.blocks >= FULL_WAVE * config.blocks * processors()
+        pays = config.tiles <= FEW_TILES if problem.norm.per_batch else full and config.tiles <= FULL_WAVE_TILES
+        return RESIDENT if place.waves == 1 and pays else None
     if problem.backward:
         idle = place.filled < LEAST_FILLED or place.blocks < LEAST_FILLED * config.blocks * processors()
         return None if idle or _dear(problem) else RESIDENT
@@ -468,20 +468,16 @@ def choose(problem: Problem) -> Instance | None:
     return None if (_busy(problem) and ragged) or (_dear(problem) and not place.even) else RESIDENT
 
 
-def _has_short_planes(problem: Problem) -> bool:
-    """Whether a forward is batch_norm of short planes of 16 bits."""
+def _may_take_one_wave(problem: Problem) -> bool:
+    """Whether a small problem is a forward of 16 bits in contiguous memory, without sums around it or a dear
+    activation, of batch_norm over short planes or of other units that whole tiles divide: spreading others over blocks
+    would take 0.1 ms for each new problem."""
     size = DTYPE_BYTES.get(problem.dtype, 0)
-    if size != 2 or problem.direction != "forward" or problem.added is not None or not problem.norm.per_batch:
+    if size != 2 or problem.direction != "forward" or problem.added is not None or _dear(problem):
         return False
-    return problem.view.spatial * size <= SHORT_PLANE and not _dear(problem)
-
-
-def _may_fill_one_wave(problem: Problem) -> bool:
-    """Whether this is a forward of 16 bits, of groups or of channels of samples in contiguous memory, without sums
-    around it or a dear activation."""
-    size = DTYPE_BYTES.get(problem.dtype, 0)
-    plain = size == 2 and problem.direction == "forward" and problem.added is None and not problem.norm.per_batch
-    return plain and problem.layout.order == "channels_first" and not _dear(problem)
+    if problem.norm.per_batch:
+        return problem.view.spatial * size <= SHORT_PLANE
+    return problem.layout.order == "channels_first" and unit_vectors(problem) % LEAST_TILE == 0
 
 
 def _busy(problem: Problem) -> bool:

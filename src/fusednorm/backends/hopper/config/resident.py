@@ -14,6 +14,8 @@ SHARED_BYTES, DRIVER_BYTES = 228 << 10, 1 << 10
 SCRATCH_BYTES = 1 << 10
 #: The most that the kernel is compiled for.
 MOST_TILES, MOST_PARTS = 6, 1024
+#: Vectors of the smallest tile, which divides all others.
+LEAST_TILE = 256
 #: Chunks of a unit from which on one block merges what all of them publish: 1x128x1024x1024 in bf16, 512 chunks, took
 #: 211 us where each block does, and 170; 1x512x256x256, 128 chunks, 50 us and 54.
 MANY_PARTS = 256

@@ -17,6 +17,12 @@ def tile_layout(repeats, each, warps):
 
 
 @triton.constexpr_function
+def neighbours_layout(each, warps):
+    """The layout of a tile (1, threads, elements) whose neighbouring elements are those of neighbouring threads."""
+    return gl.BlockedLayout([1, 1, 1], [1, 32 // each, each], [1, warps, 1], [2, 1, 0])
+
+
+@triton.constexpr_function
 def columns_layout(lanes, each, warps):
     """The layout of a step (channels, lanes, words or elements): a thread has ``each`` neighbours, 16 bytes of memory,
     of every channel that is so many channels behind its first one as all threads have at a time."""

@@ -13,7 +13,14 @@ whole vector of a row and behind the last one, its ends, a few threads load and 
 
 from typing import Any, NamedTuple
 
-from fusednorm.backends.hopper.kernels.elements import product_sum_of, sum_of, tile_layout, values_of, words_of
+from fusednorm.backends.hopper.kernels.elements import (
+    neighbours_layout,
+    product_sum_of,
+    sum_of,
+    tile_layout,
+    values_of,
+    words_of,
+)
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.resident_backward import add_pairs
 from fusednorm.backends.hopper.kernels.rows import extended, gradients_of, statistics_of
@@ -71,10 +78,10 @@ def columns_of(part, step, VECTOR: gl.constexpr, THREADS: gl.constexpr, layout: 
 
 
 @gluon.jit
-def held(p_numbers, part, step, VECTOR: gl.constexpr, THREADS: gl.constexpr, FLAT: gl.constexpr):
+def held(p_numbers, part, step, VECTOR: gl.constexpr, THREADS: gl.constexpr, NEIGHBOURS: gl.constexpr):
     """The numbers of a step's columns in shared memory."""
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    o_column, m_column = columns_of(part, step, VECTOR, THREADS, FLAT)
+    o_column, m_column = columns_of(part, step, VECTOR, THREADS, NEIGHBOURS)
     numbers = gl.allocate_shared_memory(p_numbers.dtype.element_ty, [1, THREADS, VECTOR], SHARED)
     numbers.store(gl.load(p_numbers + o_column, mask=m_column, other=0.0))
     return numbers
@@ -173,7 +180,7 @@ def store_row(
 @gluon.jit
 def store_sums(
     p_sums, b_sums, end_sums, part, ends,
-    SHIFTED: gl.constexpr, VECTOR: gl.constexpr, THREADS: gl.constexpr, FLAT: gl.constexpr,
+    SHIFTED: gl.constexpr, VECTOR: gl.constexpr, THREADS: gl.constexpr, NEIGHBOURS: gl.constexpr,
 ):  # fmt: skip
     """Store the sums of columns over the team's rows, where they are wanted. Neighbouring threads store neighbours: a
     thread's vector, of 4 bytes each, would take as many stores, of as many sectors each, as it has elements, which were
@@ -181,8 +188,8 @@ def store_sums(
     if p_sums is not None:
         dtype: gl.constexpr = p_sums.dtype.element_ty
         for step in gl.static_range(len(b_sums)):
-            o_column, m_column = columns_of(part, step, VECTOR, THREADS, FLAT)
-            gl.store(p_sums + o_column, gl.convert_layout(b_sums[step], FLAT).to(dtype), mask=m_column)
+            o_column, m_column = columns_of(part, step, VECTOR, THREADS, NEIGHBOURS)
+            gl.store(p_sums + o_column, gl.convert_layout(b_sums[step], NEIGHBOURS).to(dtype), mask=m_column)
         if SHIFTED:
             gl.store(p_sums + ends.o_column, end_sums.to(dtype), mask=ends.m_column)
 
@@ -206,7 +213,7 @@ def row_parts_backward(
     SUMS: gl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
     WORDS: gl.constexpr = tile_layout(1, 4, WARPS)
     VALUES: gl.constexpr = tile_layout(1, VECTOR, WARPS)
-    FLAT: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 32 // VECTOR, VECTOR], [1, WARPS, 1], [2, 1, 0])
+    NEIGHBOURS: gl.constexpr = neighbours_layout(VECTOR, WARPS)
     EACH: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -236,9 +243,9 @@ def row_parts_backward(
         )  # fmt: skip
     for step in gl.static_range(STEPS):
         if p_weight is not None:
-            weights = extended(weights, held(p_weight, part, step, VECTOR, THREADS, FLAT))
+            weights = extended(weights, held(p_weight, part, step, VECTOR, THREADS, NEIGHBOURS))
         if p_bias is not None:
-            biases = extended(biases, held(p_bias, part, step, VECTOR, THREADS, FLAT))
+            biases = extended(biases, held(p_bias, part, step, VECTOR, THREADS, NEIGHBOURS))
     ends, end_p, end_q, end_g, end_xhat = Ends(None, None, None, None), None, None, None, None
     if SHIFTED:
         ends = ends_of(p_weight, p_bias, place, parts, shift, K, VECTOR, THREADS, EACH)
@@ -319,6 +326,6 @@ def row_parts_backward(
         if p_partials is not None:
             p_sums_p = p_partials + team.to(gl.int64) * K
             p_sums_q = p_sums_p + teams.to(gl.int64) * K
-        store_sums(p_sums_q, sums_q, end_q, part, ends, SHIFTED, VECTOR, THREADS, FLAT)
+        store_sums(p_sums_q, sums_q, end_q, part, ends, SHIFTED, VECTOR, THREADS, NEIGHBOURS)
         if BIAS:
-            store_sums(p_sums_p, sums_p, end_p, part, ends, SHIFTED, VECTOR, THREADS, FLAT)
+            store_sums(p_sums_p, sums_p, end_p, part, ends, SHIFTED, VECTOR, THREADS, NEIGHBOURS)

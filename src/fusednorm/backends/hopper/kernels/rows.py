@@ -8,7 +8,14 @@ one has been stored in the turn before. Threads meet before a copy begins, when 
 sums, which nobody waits for until the next turn.
 """
 
-from fusednorm.backends.hopper.kernels.elements import product_sum_of, sum_of, tile_layout, values_of, words_of
+from fusednorm.backends.hopper.kernels.elements import (
+    neighbours_layout,
+    product_sum_of,
+    sum_of,
+    tile_layout,
+    values_of,
+    words_of,
+)
 from fusednorm.private.gluon_names import async_load, commit_group, gl, gluon, wait_group
 
 
@@ -123,7 +130,7 @@ def rows_backward(
     SUMS: gl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
     WORDS: gl.constexpr = tile_layout(1, 4, WARPS)
     VALUES: gl.constexpr = tile_layout(1, VECTOR, WARPS)
-    NEIGHBOURS: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 32 // VECTOR, VECTOR], [1, WARPS, 1], [2, 1, 0])
+    NEIGHBOURS: gl.constexpr = neighbours_layout(VECTOR, WARPS)
     EACH: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
     ALL: gl.constexpr = gl.BlockedLayout([WARPS], [32], [WARPS], [0])
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
