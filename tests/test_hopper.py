@@ -251,6 +251,7 @@ def test_a_spread_fits_the_shared_memory_and_the_registers_of_a_multiprocessor(
             slots = tensors * (place.lag + 1 + place.ahead) * place.chunk * 16
             assert candidate.blocks * (slots + config.SCRATCH_BYTES + config.DRIVER_BYTES) <= 228 << 10
         assert candidate.blocks * candidate.warps * 32 * candidate.registers <= 1 << 16
+        assert candidate.registers % 8 == 0 or candidate.registers == 255  # which come by eights
 
 
 @pytest.mark.parametrize(
@@ -443,7 +444,8 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (problem_of((2, 128, 32, 32, 32), 128, activation="leaky_relu"), "hopper.resident"),
         (problem_of((1, 480, 128, 128)), "hopper.resident"),
         (problem_of((11, 32, 96, 96), 16), "hopper.resident"),  # chunks of three small tiles
-        (problem_of((1, 512, 100, 152)), "triton.tiles"),  # chunks that are not full
+        (problem_of((1, 512, 100, 152)), "triton.tiles"),  # units that no tile divides
+        (problem_of((7, 60, 80, 128), 30), "triton.tiles"),  # a third chunk that is half full
         (problem_of((1, 500, 128, 128), 20), "triton.tiles"),  # 5 % of the blocks have none
         (problem_of((8, 320, 64, 64)), "triton.tiles"),  # chunks of five tiles
         (problem_of((2, 640, 64, 64), activation="gelu"), "triton.tiles"),
