@@ -561,7 +561,7 @@ def test_the_output_of_long_rows_of_channels_is_written_in_long_tiles(
 
 def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
     reduction = passes_for(problems_of("batch_norm", 0, (39, 96, 112, 112), last=True)[1]).reduction
-    assert (reduction.channels, reduction.positions, reduction.tiles, reduction.warps) == (64, 16, 56, 2)
+    assert (reduction.channels, reduction.positions, reduction.tiles, reduction.warps) == (64, 16, 53, 2)
 
 
 @pytest.mark.parametrize(
@@ -580,12 +580,12 @@ def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
         (("group_norm", 19, None), (100, 247, 49, 49), torch.float32, False, PassConfig(1, 1024, 1, 4)),  # fuller
         (("batch_norm", 0, None), (16, 100, 45, 45), torch.float32, False, PassConfig(1, 512, 4, 2, 3)),  # short
         (("batch_norm", 0, None), (10, 192, 97, 97), torch.float32, False, PassConfig(1, 2048, 1, 8)),
-        (("instance_norm", 0, "silu"), (1, 640, 24, 608), torch.float32, True, PassConfig(64, 8, 19, 2, 3)),
-        (("instance_norm", 0, None), (1, 640, 24, 608), torch.float32, True, PassConfig(64, 8, 32, 2, 3)),
+        (("instance_norm", 0, "silu"), (1, 640, 24, 608), torch.float32, True, PassConfig(64, 8, 20, 2, 3)),
+        (("instance_norm", 0, None), (1, 640, 24, 608), torch.float32, True, PassConfig(64, 8, 28, 2, 3)),
         (("instance_norm", 0, None), (3, 203, 256, 256), torch.bfloat16, True, PassConfig(64, 8, 64, 1, 3)),
         (("instance_norm", 0, None), (3, 203, 300, 300), torch.bfloat16, True, PassConfig(64, 8, 64, 1, 3)),
         (("batch_norm", 0, None), (9, 75, 80, 80), torch.float32, True, PassConfig(64, 8, 18, 2, 3)),
-        (("batch_norm", 0, None), (121, 1280, 3, 8), torch.float16, True, PassConfig(64, 16, 7, 2, 3)),  # no repeats
+        (("batch_norm", 0, None), (121, 1280, 3, 8), torch.float16, True, PassConfig(64, 16, 6, 2, 3)),  # no repeats
         (("group_norm", 1, "relu"), (62, 1275, 9, 9), torch.float16, True, PassConfig(32, 16, 1, 1, 3)),
         (("group_norm", 3, None), (53, 6, 256, 256), torch.float16, True, PassConfig(64, 8, 41, 1, 3)),
         (("instance_norm", 0, None), (17, 539, 137, 41), torch.float16, True, PassConfig(64, 8, 88, 1, 3)),  # fewer

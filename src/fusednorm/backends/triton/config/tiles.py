@@ -76,13 +76,15 @@ FORWARD_STAGES, BACKWARD_STAGES, TILE_BYTES, NARROW_STAGES = 4, 3, 2048, 6
 #: Bytes of a row of channels in a forward, whose next row then is on another page: batch_norm of (115, 2521, 256) in
 #: fp16, spread, takes 160 us in tiles of 256 bytes by 32 rows, and 125 where its output is in tiles of 1024 by 8.
 LONG_ROW_BYTES = 1 << 20
-#: Elements that one program of such a pass takes at least and at most, and about how many programs there are: the
+#: Elements that one program of such a pass takes at least and at most, and about how many programs there are of a
+#: forward, of a backward of channels that repeat, and with a smooth activation, of 32 bits or with scale and shift: the
 #: backward of (2, 307, 256, 363) in one group in fp16 with silu takes 190 us so, and 197 with twice as many.
-FEWEST_READ, MOST_READ, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 1 << 12, 1 << 16, 1000, 500
-#: BACKWARD_PROGRAMS with a smooth activation, of 32 bits or with scale and shift: instance_norm of (1, 640, 24, 32, 19)
-#: with silu takes 63 us so, and 67 with 500. In fp16 batch_norm of (121, 1280, 3, 8) takes 16.1 us with 500, and 19.7
-#: with 1800.
-SMOOTH_PROGRAMS = 800
+FEWEST_READ, MOST_READ, FORWARD_PROGRAMS, BACKWARD_PROGRAMS, SMOOTH_PROGRAMS = 1 << 12, 1 << 16, 1000, 500, 800
+#: Programs to a multiprocessor of a backward whose channels do not repeat, with a smooth activation of 32 bits, and of
+#: 16 bits: instance_norm of (1, 640, 24, 32, 19) with silu takes 63 us with 6, and 67 with 4, (4, 96, 300, 200) in fp16
+#: with silu 77 with 8, and 87 with 5, (2, 320, 200, 200) in bf16 74 and 82, (3, 2048, 6989) with scale and shift and
+#: gelu 137, and 153 with 6. In fp16 batch_norm of (121, 1280, 3, 8) takes 16.1 us with 4, and 19.7 with 14.
+LOADED, LOADED_SLOW, LOADED_SMOOTH = 5, 6, 8
 #: Programs of a backward's pass that reads points with scale and shift.
 POINT_PROGRAMS = 300
 #: Channels of points with scale and shift that are many.
@@ -480,15 +482,17 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     # (1, 128, 169, 169) in fp32 takes 28.2 us backward in tiles of 2 KB, and 30.9 in tiles of 4.
     positions = max(1, TILE_BYTES // size // read)
     count = -(-view.spatial // positions)
-    # (38, 960, 480) with scale and shift and gelu in 8 groups in fp16 takes 61 us so, and 69 with 570 programs.
     slow = problem.norm.smooth and (size > 2 or problem.modulated)
-    programs = FORWARD_PROGRAMS if not problem.backward else SMOOTH_PROGRAMS if slow else BACKWARD_PROGRAMS
-    if problem.backward and problem.norm.smooth and size == 2 and runs.repeat == 1:
-        # (4, 96, 300, 200) in fp16 with silu takes 77 us so, and 87 with 600, (2, 320, 200, 200) in bf16 74 and 82, (3,
-        # 2048, 6989) with scale and shift and gelu 137, and 153 with 800, but (2, 307, 256, 363) in one group in fp16
-        # with silu 197, and 190 with 500.
-        programs = FORWARD_PROGRAMS
-    tiles = _tiles_of_a_program(count, blocks, positions * read, programs)
+    short = size == 2 and problem.norm.smooth and read <= 16
+    if problem.backward and runs.repeat == 1:
+        each = LOADED_SMOOTH if problem.norm.smooth and size == 2 else LOADED_SLOW if slow else LOADED
+        # Half as many of twice the warps: in bf16 (16, 16, 128, 128) with gelu takes 19.4 us so, and 21.1, (229, 16,
+        # 33, 33) in one group with silu 16.9 and 20.0.
+        each = each // 2 if short else each
+        tiles = _tiles_of_a_load(count, blocks, positions * read, each)
+    else:
+        programs = FORWARD_PROGRAMS if not problem.backward else SMOOTH_PROGRAMS if slow else BACKWARD_PROGRAMS
+        tiles = _tiles_of_a_program(count, blocks, positions * read, programs)
     if runs.repeat > 1:
         tiles = max(tiles, -(-count // most_chunks))
     if not problem.backward and view.channels * size >= LONG_ROW_BYTES:
@@ -505,7 +509,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         elif runs.repeat == 1 and size == 4 and tiles >= 4 and blocks * -(-count // tiles) <= 300:
             # (91, 192, 64) with silu takes 10.8 us so, and 12.2, (1, 1280, 56, 8) with gelu_tanh 8.3 and 9.0.
             reduction = replace(reduction, positions=positions // 2, warps=1)
-        if size == 2 and problem.norm.smooth and reduction.channels <= 16 and reduction.warps == 2:
+        if short and reduction.channels <= 16 and reduction.warps == 2:
             # (45, 2, 139, 139) in bf16 with gelu_tanh takes 14.8 us so, and 18.1 on two warps, (17, 16, 307, 128) in 4
             # groups with silu 34.8 and 36.8.
             reduction = replace(reduction, warps=4)
@@ -668,12 +672,34 @@ def _written_channels(problem: Problem, channels: int) -> int:
     return half if channels > 2 * block and 8 * lanes > 9 * fewer else block
 
 
+def _tiles_of_a_load(count: int, columns: int, elements: int, each: int) -> int:
+    """:func:`_tiles_of_a_program` for about ``each`` programs to a multiprocessor, or up to a quarter more, such that
+    the multiprocessor with the most tiles has few: (7, 640, 63, 63) in bf16 takes 48.0 us backward with 770 programs,
+    and 50.6 with 560, 5 of 34 tiles on some multiprocessors and 4 on others, (32, 256, 40, 40) in batch_norm with relu
+    37.4 with 640, and 39.0 with 512, (9, 96, 83, 56) with scale and shift and gelu in 32 groups 25.0 with 882, and 27.6
+    with 1746."""
+    most = max(1, min(count, MOST_READ // elements))
+    least = min(most, _fewest_tiles(count, columns, elements))
+    chunks = max(each * PROCESSORS // max(1, columns), -(-count // most), 1)
+    choices = (-(-count // some) for some in range(chunks, max(chunks + 1, 5 * chunks // 4) + 1))
+    return min((max(least, tiles) for tiles in choices), key=lambda tiles: tiles * _most_loaded(count, columns, tiles))
+
+
+def _most_loaded(count: int, columns: int, tiles: int) -> int:
+    """The programs of the multiprocessor that has the most."""
+    return -(-columns * -(-count // tiles) // PROCESSORS)
+
+
+def _fewest_tiles(count: int, columns: int, elements: int) -> int:
+    fewest = 1 if columns * count <= 3 * PROCESSORS else 2
+    return max(fewest, min(FEWEST_READ // elements, columns * count // (2 * PROCESSORS)))
+
+
 def _tiles_of_a_program(count: int, columns: int, elements: int, programs: int) -> int:
     """Tiles of so many elements to a program, where the pass has ``columns`` times ``count``: few enough for so many
     programs, which fill the device, and at least FEWEST_READ elements, so that a program does more than wait for its
     first tiles; but 2 where there would be few programs: batch_norm of (16, 12, 20, 20) in fp32 takes 4.8 us with 2
     tiles to a program, and 5.6 with 8; and 1 of the fewest: (3, 16, 7, 32, 8) in fp16 takes 4.2 us so, and 4.8 with
     2."""
-    fewest = 1 if columns * count <= 3 * PROCESSORS else 2
-    least = max(fewest, min(FEWEST_READ // elements, columns * count // (2 * PROCESSORS)))
+    least = _fewest_tiles(count, columns, elements)
     return shares(count, min(max(1, MOST_READ // elements), max(least, columns * count // programs)))
