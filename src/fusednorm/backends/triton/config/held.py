@@ -509,10 +509,10 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if problem.modulated and single and size > 2 and full < 0.75 and seen.elements <= WALKED_LANES:
         return HeldConfig(max(1, WALKED_TILE // size // seen.elements), 4)
     simple = problem.norm.activation is None and not problem.modulated
-    if size == 2 and narrow and not single and full < 1 and seen.elements == SHORT_ALONE and simple:
-        # A warp alone: (65536, 192) in 32 groups in fp16 takes 42.6 us so, and 51 in rows of 16 units on four warps,
+    if narrow and seen.elements == SHORT_ALONE and simple:
+        # Pairs: (65536, 192) in 32 groups in fp16 takes 42.6 us so, and 51 in rows of 16 units on four warps,
         # (26041, 384) in 64 34.1 and 40.9, but (65536, 96) in 16 with relu 31.5, and 28.9.
-        return walk_of(seen, min(4, power_of_two(seen.in_sample)), WALKED_LANES, 4, 32, 1)
+        return walk_of(seen, 4, WALKED_LANES, 4, 32, 1)
     units = max(1, min(power_of_two(seen.in_sample), WALKED_TILE // seen.elements))
     if narrow or 5 * seen.in_sample < 4 * units * -(-seen.in_sample // units):
         units = max(1, min(units, WALKED_LANES // seen.elements))
@@ -523,13 +523,13 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if narrow and full < 1 and seen.elements == WALKED_TILE // 2 and not problem.modulated:
         # (4393, 1708) in 4 groups in fp32 with silu takes 32.8 us so, and 46.6 as below.
         return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 16, 8, 3)
-    if narrow and full < 1 and size == 2 and seen.elements >= WALKED_TILE:
+    if narrow and full < 1 and seen.elements >= WALKED_TILE:
         if not single:
             # Pairs: in bf16 (15952, 1052) in two groups takes 51.4 us so, and 78 as below, (9000, 1500) with silu 42.1
             # and 54.6, (5000, 7000) in 4 groups 74 and 118, (8000, 3000) in fp16 with relu 59.3 and 83.2, (2515, 7952)
             # in 8 with silu 47.5 and 66.9.
             return walk_of(seen, units, WALKED_TILE, 16, 8, 3)
-        if not problem.norm.smooth and seen.elements == WALKED_TILE and (simple or 4 * full <= 3):
+        if size == 2 and not problem.norm.smooth and seen.elements == WALKED_TILE and (simple or 4 * full <= 3):
             # Single elements: (12000, 1554) in two groups in bf16 takes 46.6 us so, and 60.2 as below, (9000, 3003) in
             # three in fp16 57.8 and 72.0, (21897, 1370) in two with relu 74 and 112, but (987, 30368) in 32 with relu
             # 96, and 87, (6000, 5001) in three in bf16 with silu 118, and 109.

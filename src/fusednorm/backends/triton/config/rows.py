@@ -398,7 +398,7 @@ def _short_singles(problem: Problem, block: int) -> RowsBackwardConfig | None:
     32.9 and 38.9, rms_norm of (29040, 1099) with gelu_tanh 87 and 121, of (20000, 549) in fp16 with gelu 38.4 and 45.4,
     but layer_norm of (15000, 1131) in bf16 with gelu 78, and 69, rms_norm of (15000, 1151) in fp16 40.6, and 38.9."""
     norm, view = problem.norm, problem.view
-    if block not in (1024, 2048) or row_window(problem) == 1 or load_bytes(problem) >= PAIR_LOAD:
+    if block not in (1024, 2048) or load_bytes(problem) >= PAIR_LOAD:
         return None
     pays = norm.smooth
     if norm.has_mean:

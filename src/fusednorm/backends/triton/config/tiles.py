@@ -509,7 +509,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         elif runs.repeat == 1 and size == 4 and tiles >= 4 and blocks * -(-count // tiles) <= 300:
             # (91, 192, 64) with silu takes 10.8 us so, and 12.2, (1, 1280, 56, 8) with gelu_tanh 8.3 and 9.0.
             reduction = replace(reduction, positions=positions // 2, warps=1)
-        if short and reduction.channels <= 16 and reduction.warps == 2:
+        if short and reduction.warps == 2:
             # (45, 2, 139, 139) in bf16 with gelu_tanh takes 14.8 us so, and 18.1 on two warps, (17, 16, 307, 128) in 4
             # groups with silu 34.8 and 36.8.
             reduction = replace(reduction, warps=4)
