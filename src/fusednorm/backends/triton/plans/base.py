@@ -109,7 +109,7 @@ def starts_early(problem: Problem, steps: int) -> bool:
     rms_norm of (87381, 384) in bf16 69 and 54: programs that come while others end presumably lie unevenly, and those
     of the fullest multiprocessor end last. Programs of more warps lose less: layer_norm of (58240, 48) in fp16 with
     relu takes 13.2 us on four warps, and 11.8, of (53760, 128) with leaky_relu on eight 21.5 and 20.2. Programs of one
-    step gain: of 54 drawn calls of 1 to 100 MB no one takes 3 % longer than without any early start, some a fifth less.
+    step gain: of 54 drawn calls of 1 to 100 MB none takes 3 % longer than without any early start, some a fifth less.
     """
     return steps == 1 or problem.view.numel * DTYPE_BYTES[problem.dtype] <= EARLY_BYTES
 
