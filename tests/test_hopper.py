@@ -574,6 +574,24 @@ LARGE = (8, 128, 256, 256)
 
 @pytest.mark.usefixtures("available")
 @pytest.mark.parametrize(
+    ("problem", "default"),
+    [
+        (problem_of(LARGE), resident_for),
+        (problem_of((8, 256, 128, 128), last=True), slabs.slabs_for),
+        (of_rows(300, 9001, torch.float16, activation="silu"), row_parts.row_parts_for),
+        (over_channels((2, 96, 8, 8)), columns.columns_for),
+    ],
+    ids=("resident", "slabs", "row_parts", "columns"),
+)
+def test_a_new_problem_looks_for_its_default_once(problem: Problem, default: Any) -> None:
+    default.cache_clear()
+    choose(problem).plan(problem)
+    assert default.cache_info().misses == 1
+    assert default.cache_info().hits >= 1
+
+
+@pytest.mark.usefixtures("available")
+@pytest.mark.parametrize(
     ("problem", "expected"),
     [
         (summed(LARGE), ResidentSumForward),

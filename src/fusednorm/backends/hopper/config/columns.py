@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from fusednorm.backends.hopper.config.resident import (
+    ASKED,
     DRIVER_BYTES,
     SCRATCH_BYTES,
     SHARED_BYTES,
@@ -57,6 +59,7 @@ def columns_configs(problem: Problem, processors: int) -> list[ColumnsConfig]:
     return list(dict.fromkeys((default, *(one for one in found if fits(problem, one)))))
 
 
+@lru_cache(ASKED)
 def columns_for(problem: Problem, processors: int) -> ColumnsConfig | None:
     """The default, or None where no block has room for all channels: lines of 128 bytes, which are fewer where several
     blocks would not fit a multiprocessor, or not every multiprocessor would have one."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 
 from fusednorm.problem import DTYPE_BYTES, Problem
 
+#: Problems whose default is kept: several questions about one follow each other, and its plan asks again.
+ASKED = 8
 VECTOR_BYTES = 16
 #: Shared memory of a multiprocessor that blocks can have, and what the driver takes of it for each block.
 SHARED_BYTES, DRIVER_BYTES = 228 << 10, 1 << 10
@@ -171,6 +174,7 @@ def _of_one_wave() -> Iterator[ResidentConfig]:
         yield ResidentConfig(vectors, 4, tiles, 2, 0, blocks)
 
 
+@lru_cache(ASKED)
 def resident_for(problem: Problem, processors: int) -> ResidentConfig | None:
     """The default: all chunks in one wave where they fit the chip, in chunks as small as that permits; else chunks of
     two tiles, two waves behind, or others that units fill better; None where a unit does not fit the chip."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 
 from fusednorm.backends.hopper.config.resident import (
+    ASKED,
     DRIVER_BYTES,
     SCRATCH_BYTES,
     SHARED_BYTES,
@@ -114,6 +116,7 @@ def configs(problem: Problem, processors: int) -> list[RowPartsConfig]:
     return found
 
 
+@lru_cache(ASKED)
 def row_parts_for(problem: Problem, processors: int) -> RowPartsConfig | None:
     """The default, or None where a row does not fit the chip."""
     return min(_candidates(problem, processors), key=lambda config: _cost(problem, config), default=None)

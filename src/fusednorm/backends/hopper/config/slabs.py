@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from math import gcd, lcm
 
-from fusednorm.backends.hopper.config.resident import ResidentConfig, Waves, in_waves, vector_of
+from fusednorm.backends.hopper.config.resident import ASKED, ResidentConfig, Waves, in_waves, vector_of
 from fusednorm.backends.triton.runs import power_of_two
 from fusednorm.problem import Problem
 
@@ -94,6 +95,7 @@ def configs(problem: Problem, processors: int) -> list[SlabsConfig]:
     return list(found.values())
 
 
+@lru_cache(ASKED)
 def slabs_for(problem: Problem, processors: int) -> SlabsConfig | None:
     """The default: lines of 256 bytes, and whole slabs to a wave where these have few chunks; else results two waves
     behind, with lines of 128 bytes where slabs of wider ones do not fit the chip; None where none fits. With a tensor
