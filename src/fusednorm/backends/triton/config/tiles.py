@@ -681,8 +681,9 @@ def _tiles_of_a_load(count: int, columns: int, elements: int, each: int) -> int:
     most = max(1, min(count, MOST_READ // elements))
     least = min(most, _fewest_tiles(count, columns, elements))
     chunks = max(each * PROCESSORS // max(1, columns), -(-count // most), 1)
-    choices = (-(-count // some) for some in range(chunks, max(chunks + 1, 5 * chunks // 4) + 1))
-    return min((max(least, tiles) for tiles in choices), key=lambda tiles: tiles * _most_loaded(count, columns, tiles))
+    largest, smallest = (max(least, -(-count // some)) for some in (chunks, max(chunks + 1, 5 * chunks // 4)))
+    choices = range(largest, smallest - 1, -1)
+    return min(choices, key=lambda tiles: tiles * _most_loaded(count, columns, tiles))
 
 
 def _most_loaded(count: int, columns: int, tiles: int) -> int:
