@@ -612,6 +612,27 @@ def test_a_gradient_of_the_sum_is_loaded_ahead_too(
 
 
 @pytest.mark.parametrize(
+    ("family", "activation", "shape", "expected"),
+    [
+        ("layer_norm", "silu", (20000, 1099), RowsBackwardConfig(1, 2, 528, stages=4)),
+        ("layer_norm", None, (20000, 583), RowsBackwardConfig(1, 1, 528, stages=4)),
+        ("rms_norm", "silu", (9000, 3501), RowsBackwardConfig(2, 8, 132, stages=1)),
+        ("rms_norm", "gelu", (20000, 549), RowsBackwardConfig(1, 1, 1056, stages=4)),
+    ],
+)
+def test_single_elements_with_a_gradient_of_the_sum_keep_their_steps(
+    family: Family, activation: str | None, shape: tuple[int, int], expected: RowsBackwardConfig
+) -> None:
+    """What is faster without it was not timed with it."""
+    x, statistics = torch.empty(shape, dtype=torch.bfloat16, device="meta"), torch.empty(shape[0], 1, device="meta")
+    mean = statistics if family == "layer_norm" else None
+    norm = norm_of(family, 1, activation=resolve(activation) if activation else None)
+    operands = BackwardOperands(x, x, mean, statistics, x[0])
+    problem = sum_backward_problem(norm, operands, "backward", None, grad_sum=True)
+    assert rows_sum_backward_for(problem) == expected
+
+
+@pytest.mark.parametrize(
     ("channels", "dtype", "warps", "programs", "stages"),
     [
         (768, torch.bfloat16, 4, 528, 3),

@@ -392,13 +392,15 @@ def _few_rows_of_16_bits(problem: Problem, block: int) -> RowsBackwardConfig | N
 
 def _short_singles(problem: Problem, block: int) -> RowsBackwardConfig | None:
     """Many rows of single elements of 16 bits that take 9 of 16 steps of one element a thread, where windows of 8
-    elements take three of four; None for others. Two rows without windows have 128 registers a thread, with which four
-    programs of 128 threads fit a multiprocessor. layer_norm of (20000, 1099) in bf16 with silu takes 56.5 us so, and
-    69.6 in windows, without it (15000, 1099) 40.0 and 44.0, with relu (27100, 1107) 70 and 80, with silu (20000, 549)
-    32.9 and 38.9, rms_norm of (29040, 1099) with gelu_tanh 87 and 121, of (20000, 549) in fp16 with gelu 38.4 and 45.4,
-    but layer_norm of (15000, 1131) in bf16 with gelu 78, and 69, rms_norm of (15000, 1151) in fp16 40.6, and 38.9."""
+    elements take three of four; None for others. Two rows without windows have 128 registers a thread at most, with
+    which four programs of 128 threads fit a multiprocessor, but layer_norm's with gelu have 166.
+
+    layer_norm of (20000, 1099) in bf16 with silu takes 56.5 us so, and 69.6 in windows, without it (15000, 1099) 40.0
+    and 44.0, with relu (27100, 1107) 70 and 80, with silu (20000, 549) 32.9 and 38.9, rms_norm of (29040, 1099) with
+    gelu_tanh 87 and 121, of (20000, 549) in fp16 with gelu 38.4 and 45.4, but layer_norm of (15000, 1131) in bf16 with
+    gelu 78, and 69, rms_norm of (15000, 1151) in fp16 40.6, and 38.9. With sums around the norm none was timed."""
     norm, view = problem.norm, problem.view
-    if block not in (1024, 2048) or load_bytes(problem) >= PAIR_LOAD:
+    if block not in (1024, 2048) or load_bytes(problem) >= PAIR_LOAD or problem.added is not None:
         return None
     pays = norm.smooth
     if norm.has_mean:
@@ -453,8 +455,8 @@ def _wide_rows(problem: Problem, block: int) -> RowsBackwardConfig:
     sparse = size == 2 and _are_many_sparse(problem, block)
     # (25676, 1322) in fp16 takes 70 us with 528, and 86 with 264, (20000, 583) in bf16 29.4 with 1056, and 34.7 with
     # 528, but (4893, 613) with relu 15.9 with 792, and 14.6.
-    narrow = load_bytes(problem) < WIDE_LOAD and (block == 2048 or (block == 1024 and most >= 7 * PROCESSORS))
-    busy = norm.smooth or narrow or sparse
+    many = block == 1024 and most >= 7 * PROCESSORS and problem.added is None
+    busy = norm.smooth or (load_bytes(problem) < WIDE_LOAD and (block == 2048 or many)) or sparse
     programs = PROCESSORS * max(2, PROCESSOR_BYTES * (2 if busy else 1) // step)
     if sparse:
         each = 12 if rows > 1 or norm.has_mean else 8
@@ -568,10 +570,9 @@ def _pairs_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:
         return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
     few = view.samples <= 4 * PROCESSORS
     if block == 4096 and norm.activation is not None and not norm.has_mean and (few or load < PAIR_LOAD):
-        if not few and 16 * view.channels > 11 * block:
-            # Two rows take more than 128 registers a thread: rms_norm of (9000, 3501) in fp16 with silu takes 64.8 us
-            # so, and 109 with two on 8 warps, of (6000, 2999) in bf16 with relu 38.9 and 39.8, but of (9000, 2601) with
-            # gelu 85, and 73.
+        if not few and 16 * view.channels > 11 * block and problem.added is None:
+            # rms_norm of (9000, 3501) in fp16 with silu takes 64.8 us so, and 109 with two rows on 8 warps, of (6000,
+            # 2999) in bf16 with relu 38.9 and 39.8, but of (9000, 2601) with gelu 85, and 73.
             return RowsBackwardConfig(1, 4, 2 * PROCESSORS, stages=3)
         # rms_norm of (3627, 2091) in bf16 with silu takes 25.8 us so, and 32.1 with a row to a program, of (520, 3072)
         # in fp16 with leaky_relu 7.8 and 9.1.
