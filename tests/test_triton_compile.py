@@ -37,6 +37,7 @@ from triton_support import (  # noqa: E402
 )
 
 from fusednorm.backends.triton.instances import HELD, WHOLE  # noqa: E402
+from fusednorm.norm import Family  # noqa: E402
 
 #: Bytes that a thread may spill: up to 78 registers of float32 rows of 16384 elements, and 24 of bfloat16 ones: still
 #: faster than through triton.tiles, and as fast as with twice the warps, which AMD's GPUs do not have.
@@ -195,6 +196,20 @@ def _moved(made: Made) -> list[int]:
     """The numbers of values that a kernel moves between threads by way of shared memory."""
     shapes = re.findall(r"ttg.convert_layout .*-> tensor<([0-9x]+)x", lowered(made, "ttgir"))
     return [math.prod(map(int, shape.split("x"))) for shape in shapes]
+
+
+@pytest.mark.parametrize("family", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize(("rows", "length", "dtype"), [(625003, 24, BF16), (781253, 32, BF16), (281253, 96, BF16),
+                                                       (281253, 128, BF16), (156253, 96, FP32)])  # fmt: skip
+def test_short_rows_have_one_layout(family: Family, rows: int, length: int, dtype: torch.dtype) -> None:
+    """A step reads what was copied for it once, and computes it once."""
+    made = _launches("sm_90", [Case(family, 1, (rows, length), dtype, parameters=dtype)])
+    backward = next(each for each in made if each.kernel == "rows_backward")
+    assert backward.numbers["STAGES"] > 1
+    read = re.findall(r"ttg\.local_load (%\S+)", lowered(backward, "ttgir"))
+    assert read
+    assert len(read) == len(set(read))
+    assert [values for values in _moved(backward) if values > backward.numbers["BLOCK_K"]] == []
 
 
 @pytest.mark.parametrize(("sums", "moved"), [(("pre_add",), (2, 2)), (("post_add",), (2, 1)), ((), (1, 1))])

@@ -202,6 +202,29 @@ def store_gate_sums(p_sums, b_g, share, o_k, K: tl.constexpr, PER_ELEMENT: tl.co
 
 
 @triton.jit
+def first_pair(a, b, c, d):
+    return a, b
+
+
+@triton.jit
+def affine_of_rows(
+    parameters, first, o_k, m_column, dtype: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """A and B of the columns of a tile, whose scale and shift begin at ``first``.
+
+    Each row loads them, and those of the first one are kept: one row alone, which has fewer elements than the threads
+    load of the tile, would have another layout, and the compiler would compute in both: layer_norm's backward of (N,
+    112) in bf16 had 675 instructions in a step, and has 435, of (N, 32) 991 and 378.
+    """
+    if WINDOW > 1:
+        return affine(parameters, first + o_k, o_k, m_column, dtype)
+    else:
+        o_tile = tl.broadcast_to(o_k, (BLOCK_U, BLOCK_K))
+        return tl.reduce(affine(parameters, first + o_tile, o_tile, m_column, dtype), 0, first_pair, keep_dims=True)
+
+
+@triton.jit
 def gradients_of_rows(
     p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, gated, p_partials, p_grad_weight, p_grad_bias,
     rows, positions, span, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, steps, activation_parameter,
@@ -246,7 +269,7 @@ def gradients_of_rows(
         o_k = o_lane - (n * x_sample % WINDOW).to(tl.int32)
     m_column = o_lane < K if WINDOW == 1 else (o_k >= 0) & (o_k < K)
     if not RELOAD:
-        gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
+        gain, offset = affine_of_rows(parameters, sample * K, o_k, m_column, dtype, WINDOW, BLOCK_U, BLOCK_K)
     for step in tl.range(0, steps, num_stages=STAGES):
         m_n = n < end
         mask, loaded, stored = lanes_of_rows(n, x_sample, end, K, WINDOW, BLOCK_K)
