@@ -37,8 +37,7 @@ MOST_ROW, LONG_ROW = 16384, 12288
 SHORT_STEPPED = 10240
 #: Rows from which on partials of each cost more than they gain: layer_norm of (9728, 3) in fp16 takes 3.3 us by rows,
 #: and 15.1 held, (700, 64) with gelu 3.8 and 4.3, but (400, 128) in bf16 3.4 both ways. Without a mean, or of
-#: longer rows of narrow loads, some more are: rms_norm of (967, 256) in bf16 with gelu takes 5.2 us by rows, and 4.7
-#: held, (2000, 32) 3.4 and 4.3, layer_norm of (798, 222) with gelu 7.3 and 5.8.
+#: longer rows of narrow loads, they are three times as many: rms_norm of (2000, 32) takes 3.4 us by rows, and 4.3 held.
 MANY_ROWS = 448
 #: Rows of LARGE_HELD elements, loaded in pairs, from which on their backward is faster held.
 FEW_LONG = 8
@@ -66,6 +65,9 @@ MANY_PAIRS = 1 << 15
 #: Rows that are one program's steps, whose sums are the gradients: (4, 12288) in bf16 takes 4.1 us so, and 5.3 with two
 #: shares.
 ONE_SHARE = 4
+#: Lanes of a row that is short, those of all rows that programs of one warp take in one step, and from which on they
+#: do: rms_norm of (1044, 192) in bf16 with silu takes 4.1 us so, and 5.1 held.
+SHORT_ROW, STEP_LANES, LEAST_STEP = 256, 8 * PROCESSORS * 1024, 3 << 16
 #: Rows of 16 bits, and elements of each beyond which so few go by columns.
 FEW_ROWS, LONG_SHORT_ROW = 8, 6144
 #: Programs of one row each up to which a second row takes longer than to merge twice as many sums.
@@ -227,7 +229,7 @@ def _rows_in_steps(problem: Problem) -> RowsBackwardConfig:
         return _rows_of_many_lanes(problem, block)
     if _one_program(problem, block):
         return _steps_of_one_program(problem, block)
-    specials = _sparse_backward, _shortest_rows, _narrow_rows_of_16_bits, _few_rows_of_16_bits, _short_singles
+    specials = _short_rows, _sparse_backward, _narrow_rows_of_16_bits, _few_rows_of_16_bits, _short_singles
     for special in specials:
         found = special(problem, block)
         if found is not None:
@@ -276,25 +278,9 @@ def _sparse_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:
 
 
 def _sparse_floats(problem: Problem, block: int) -> RowsBackwardConfig | None:
-    view, norm = problem.view, problem.norm
-    if view.numel < FEW_ELEMENTS:
-        if block == 128 and view.samples > 8 * MANY_ROWS:
-            # (7574, 72) with relu takes 7.3 us so, and 9.7 with half as many rows, rms_norm of (8310, 76) 7.1 and 8.1.
-            return RowsBackwardConfig(8, 2, 4 * PROCESSORS, stages=1 if norm.has_mean else 4)
+    norm = problem.norm
+    if problem.view.numel < FEW_ELEMENTS:
         return None
-    if block == 128 and norm.smooth and not norm.has_mean:
-        # rms_norm of (220000, 94) with gelu takes 103 us so, and 268 in steps of 16 rows with none in flight.
-        return RowsBackwardConfig(8, 4, 4 * PROCESSORS, stages=4)
-    if block == 128 and norm.smooth:
-        # With gelu (100000, 80) takes 45.8 us so, and 50.8 in half of it on one warp.
-        return RowsBackwardConfig(16, 8, 2 * PROCESSORS, stages=4)
-    if block == 128 and (view.numel <= 5 * FEW_ELEMENTS or not norm.has_mean):
-        # Steps of 16 rows with none in flight: (16610, 108) takes 11.5 us so, and 15.4 in steps of 8 with two in
-        # flight, (45000, 108) 22.1 and 24.6, rms_norm of (60000, 108) 23.1 on four warps, and 28.1.
-        return RowsBackwardConfig(16, 2 if norm.has_mean else 4, 4 * PROCESSORS, stages=1)
-    if 128 <= block <= 256:
-        # 60000 x 96 takes 24.8 us so, and 32.6 with half as many rows, 30000 x 192 21.8 and 25.0.
-        return RowsBackwardConfig(1024 // block, block // 128, 8 * PROCESSORS * 128 // block, stages=3)
     if block == 512 and not norm.has_mean:
         # rms_norm of (60000, 308) takes 61 us so, and 70 with one row.
         return RowsBackwardConfig(2, 2, 4 * PROCESSORS, stages=4)
@@ -315,22 +301,73 @@ def _sparse_smooth_backward(problem: Problem, block: int) -> RowsBackwardConfig:
     return RowsBackwardConfig(1, 2, (6 if most >= 6 else max(2, min(4, most))) * PROCESSORS, stages=4)
 
 
-def _shortest_rows(problem: Problem, block: int) -> RowsBackwardConfig | None:
-    """Many rows of 64 lanes at most and wide loads, several to a warp; None for others."""
-    size = DTYPE_BYTES[problem.dtype]
-    if block > 64 or problem.view.numel < FEW_ELEMENTS:
+def _short_rows(problem: Problem, block: int) -> RowsBackwardConfig | None:
+    """Rows of 16 to 256 lanes, of narrow loads from 32 on, where there are some; None for others.
+
+    A warp takes 256 elements a step, 8 a thread, with three steps in flight. Some 48 KB of a multiprocessor are on
+    their way then, of 16 bits with 16 programs, of 32 with 8: layer_norm of (117190, 256) in bf16 takes 51.1 us so, and
+    55.0 with 8 programs and twice as many elements, with silu 53.7 and 61.9, of (187503, 160) 81 and 100. Fewer steps
+    have half as many: (19534, 128) takes 10.8 us with 8, and 12.2 with 16. Lanes that are empty move nothing, so more
+    programs have them: in fp32 (156253, 96) with silu takes 50.2 us with 16, and 63.1 with 8.
+
+    Narrow loads are slow ahead of their use, in fp32 those of 8 bytes: (127121, 118) takes 55 us with 16 elements a
+    thread and none in flight, and 67 with three.
+    """
+    view, size, load, smooth = problem.view, DTYPE_BYTES[problem.dtype], load_bytes(problem), problem.norm.smooth
+    lanes = view.samples * block
+    if not (16 if load >= WIDE_LOAD else 32) <= block <= SHORT_ROW or lanes < LEAST_STEP:
         return None
-    if load_bytes(problem) == WIDE_LOAD:
-        # Loads of 8 bytes are slow ahead of their use on one warp: (65536, 30) in fp32 takes 12.2 us so, and 22 on one
-        # warp with four steps in flight, (30000, 54) with silu 11.1 and 22, (32768, 62) 10.9, and 13.1 with half of its
-        # rows, in 16 bits (60000, 28) 9.0 so, and 15.1 on one warp, (65536, 60) 13.6 and 21.4.
-        rows = (2048 if size == 4 and block == 64 and not problem.norm.smooth else 1024) // block
+    if lanes <= STEP_LANES:
+        return _one_step(problem, block)
+    if load < WIDE_LOAD:
+        if block < SHORT_ROW or 8 * view.channels <= 5 * block or view.numel < 12 * FEW_ELEMENTS:
+            return None
+        # In bf16 (117187, 250) takes 54.2 us so, and 59.8 in steps of two rows, three in flight, rms_norm of (117187,
+        # 251) with silu 62.0 and 67.9 of two rows.
+        return RowsBackwardConfig(1, 1, 32 * PROCESSORS)
+    if load == WIDE_LOAD and block <= (64 if size == 4 else 32):
+        # On one warp (65536, 30) in fp32 takes 22 us, and 12.2 so, (32768, 62) 10.9, and 13.1 with half of its rows.
+        rows = (2048 if size == 4 and block == 64 and not smooth else 1024) // block
         return RowsBackwardConfig(rows, 4, 4 * PROCESSORS, stages=1 if size == 4 else 4)
-    if load_bytes(problem) == WIDEST_LOAD and (block == 64 or (block == 32 and size == 4)):
-        # (59108, 64) in fp32 takes 17.3 us so, and 24.1 in half of it on one warp, in bf16 with silu 13.6 and 15.8,
-        # (80000, 32) in fp32 12.5, and 20.2 with all of it on one.
-        return RowsBackwardConfig(16, block // 16, 4 * PROCESSORS, stages=4)
-    return None
+    if size == 4 and block <= 32:  # (80000, 32) in fp32 takes 12.5 us so, and 20.2 with all of it on one warp
+        return RowsBackwardConfig(512 // block, 2, 4 * PROCESSORS, stages=4) if block == 32 else None
+    if size == 4 and load == WIDE_LOAD and not smooth:
+        return RowsBackwardConfig(512 // block, 1, 16 * PROCESSORS)
+    sparse = _has_empty_lanes(problem, block)
+    # In bf16 (41669, 60) takes 11.3 us with 16 programs, and 12.0 with 8, but (20164, 124) 13.5 and 12.2.
+    many = (
+        view.numel
+        >= (2 if load == WIDE_LOAD and block == 64 else 4 if load == WIDE_LOAD or sparse else 6) * FEW_ELEMENTS
+    )
+    plain = load == WIDEST_LOAD and block == SHORT_ROW and not smooth
+    if plain and size == 4 and not sparse:
+        # (145891, 244) takes 114 us so, and 119 with half of it and twice the programs.
+        return RowsBackwardConfig(2, 1, 4 * PROCESSORS, stages=4)
+    if plain and not problem.norm.has_mean and (size == 2 or many):
+        # rms_norm of (50000, 192) in bf16 takes 20.1 us so, and 21.4 in half of it, (78128, 192) in fp32 47.7 and 49.7.
+        deep = size == 2 and many
+        return RowsBackwardConfig(2, 1, (12 if deep else 8) * PROCESSORS, stages=4 if deep else 3)
+    if size == 4:
+        few = load == WIDEST_LOAD and not (many and sparse)
+        return RowsBackwardConfig(256 // block, 1, (8 if few else 16) * PROCESSORS, stages=4 if few else 3)
+    deep = load == WIDEST_LOAD or block == SHORT_ROW
+    return RowsBackwardConfig(256 // block, 1, (16 if many else 8) * PROCESSORS, stages=4 if deep else 3)
+
+
+def _one_step(problem: Problem, block: int) -> RowsBackwardConfig:
+    """Short rows in one step, of 32 elements a thread on one warp, since few programs leave few sums: layer_norm of
+    (4690, 128) in bf16 takes 5.4 us so, and 7.4 in two steps, in fp32 6.4 and 8.0. Half as many elements are 16 a
+    thread with a smooth activation, or of narrow loads in the shortest rows: rms_norm of (1565, 128) in bf16 with silu
+    takes 3.9 us so, and 4.7 with 32, (3906, 57) 4.6 and 5.2. Otherwise narrow loads are two warps', single ones without
+    a smooth activation where rows are long: rms_norm of (2343, 251) with silu takes 5.6 us so, and 6.3 on one,
+    layer_norm of (9375, 58) 6.4 and 7.4, but (9375, 57) 7.7, and 7.2."""
+    load, smooth = load_bytes(problem), problem.norm.smooth
+    narrow = load < WIDE_LOAD
+    if 2 * problem.view.samples * block <= STEP_LANES and (smooth or (narrow and block <= 64)):
+        return RowsBackwardConfig(512 // block, 1, 8 * PROCESSORS)
+    pairs = load == PAIR_LOAD and DTYPE_BYTES[problem.dtype] == 2
+    warps = 2 if narrow and (smooth or pairs or block == SHORT_ROW) else 1
+    return RowsBackwardConfig(1024 // block, warps, 8 * PROCESSORS)
 
 
 def _narrow_rows_of_16_bits(problem: Problem, block: int) -> RowsBackwardConfig | None:
@@ -347,8 +384,8 @@ def _narrow_rows_of_16_bits(problem: Problem, block: int) -> RowsBackwardConfig 
     if block == 1024:
         return None
     # (2706, 263) in fp16 with relu takes 7.3 us so, and 8.6 with one row on one warp, rms_norm of (792, 285) with silu
-    # 4.8 and 6.2, (2866, 181) in bf16 7.3 on two warps, and 8.5 on one. Twice as many rows take one step: (2048, 315)
-    # takes 6.3 us so, and 7.0 in two, (1002, 361) 4.9 and 5.5. Of pairs (552, 474) in fp16 with gelu takes 5.0 us with
+    # 4.8 and 6.2. Twice as many rows take one step: (2048, 315) takes 6.3 us so, and 7.0 in two, (1002, 361) 4.9 and
+    # 5.5. Of pairs (552, 474) in fp16 with gelu takes 5.0 us with
     # two, and 7.7 with one.
     programs = 4 * PROCESSORS
     if block == 512 and load == PAIR_LOAD and 2 * programs < view.samples:
@@ -441,12 +478,7 @@ def _narrow_rows(problem: Problem, block: int) -> RowsBackwardConfig:
 
 def _wide_rows(problem: Problem, block: int) -> RowsBackwardConfig:
     view, norm, size = problem.view, problem.norm, DTYPE_BYTES[problem.dtype]
-    # Loads of 8 bytes are slow ahead of their use: (60000, 100) in bf16 takes 21.5 us so, and 28.4 with twice as many
-    # rows, (100000, 252) in fp16 46.3 and 51.6, (100000, 124) with silu 31.2 and 41.3, but rms_norm of (80000, 220) in
-    # fp16 with silu 38.1, and 35.9.
-    slow = size == 2 and load_bytes(problem) == WIDE_LOAD and 128 <= block <= 256 and view.numel >= FEW_ELEMENTS
-    slow = slow and (norm.has_mean or not norm.smooth)
-    thread = 8 if slow else 32 if block >= 1024 and view.numel >= FEW_ELEMENTS else 16
+    thread = 32 if block >= 1024 and view.numel >= FEW_ELEMENTS else 16
     rows, warps = _rows_and_warps(block, thread)
     step, most = rows * block * size, _most_programs(problem)
     # Sparse rows move fewer bytes: (17887, 1536) in bf16 takes 46.9 us with 528, and 50.1 with 264, rms_norm of (30000,
@@ -463,8 +495,6 @@ def _wide_rows(problem: Problem, block: int) -> RowsBackwardConfig:
         programs = min(programs, each * PROCESSORS, most // (2 * PROCESSORS) * 2 * PROCESSORS)
     if block <= 128:  # (60000, 96) in fp16 takes 17.6 us with 2112 programs, and 18.7 with 1056
         programs = max(programs, min(16 * PROCESSORS, view.samples // LEAST_SUMMED))
-    if slow:  # (20000, 84) in bf16 takes 11.5 us with 1056, and 13.0 with 2112
-        programs = min(programs, view.samples // 20)
     # An even number to a multiprocessor: (2000, 2048) in bf16 with silu takes 13.3 us with 264, and 15.2 with 375.
     programs = max(1, round(min(programs, most) / (2 * PROCESSORS))) * 2 * PROCESSORS
     # Steps of one row without a mean: rms_norm of (585480, 384) in bf16 takes 331 us with four, and 383 with three,
@@ -683,6 +713,8 @@ def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
     if seen.units == 2 and seen.elements >= LARGE_HELD // 2:
         # (2, 2969) in bf16 takes 3.6 us held, and 4.9 by rows, but (2, 1536) with relu in fp16 2.8, and 1.9.
         return seen.elements == LARGE_HELD and single
+    if seen.elements <= SHORT_ROW and seen.units * seen.elements >= LEAST_STEP and problem.dtype != "float64":
+        return False
     windows = problem.norm.smooth and row_window(problem) > 1 and not single
     # (6, 3207) in fp16 takes 3.8 us held, and 4.7 by rows.
     pairs = PAIR_LOAD <= load_bytes(problem) < WIDE_LOAD or problem.dtype == "float64"
