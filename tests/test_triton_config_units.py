@@ -2163,6 +2163,7 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("group_norm", 64, "silu", False), (111, 768, 21, 23), torch.float16, True, "forward",
          TilesConfig(PassConfig(64, 16, tiles=31, warps=1, stages=3), PassConfig(128, 32, tiles=2, warps=4, stages=1))),
         (("instance_norm", 0, None, False), (55, 909, 48, 105), torch.bfloat16, False, "backward", HeldConfig(1, 4)),
+        (("batch_norm", 0, "silu", False), (1, 23, 137, 39), torch.float32, False, "backward", HeldConfig(1, 16)),
         (("group_norm", 100, "silu", False), (60, 800, 18, 18), torch.float16, True, "forward", HeldConfig(2, 8)),
     ],
 )  # fmt: skip
