@@ -72,6 +72,7 @@ def _configuration(
         ("layer_norm", None, (20164, 124), torch.bfloat16, (2, 1, 1056, 3)),
         ("rms_norm", "silu", (9923, 252), torch.bfloat16, (1, 1, 1056, 4)),
         ("layer_norm", "silu", (117190, 256), torch.bfloat16, (1, 1, 2112, 4)),
+        ("layer_norm", None, (17860, 252), torch.bfloat16, (1, 1, 2112, 4)),
         ("layer_norm", None, (500003, 28), torch.bfloat16, (32, 4, 528, 4)),
     ],
 )

@@ -2322,6 +2322,8 @@ def test_the_configurations_of_drawn_shapes_that_were_measured(
          "forward", TilesConfig(PassConfig(16, 256, tiles=1, warps=4, stages=1),
                                 PassConfig(16, 256, tiles=1, warps=4, stages=1))),
         (("batch_norm", 0, None, True), (33, 768, 11, 1), torch.float64, True, "backward", HeldConfig(8, 8)),
+        (("batch_norm", 0, "relu", False), (1, 23, 137, 39), torch.float32, False, "backward", HeldConfig(1, 8)),
+        (("batch_norm", 0, "silu", False), (1, 23, 137, 39), torch.float16, False, "backward", HeldConfig(1, 8)),
         (("rms_norm", 1, None, False), (5, 3072), torch.float64, False,
          "backward", RowsBackwardConfig(1, 16, 132, reload=True)),
         (("layer_norm", 1, None, False), (13, 4096), torch.float64, False, "forward", WholeConfig(1, 16)),
