@@ -74,21 +74,7 @@ def _configuration(
         ("layer_norm", "silu", (117190, 256), torch.bfloat16, (1, 1, 2112, 4)),
         ("layer_norm", None, (17860, 252), torch.bfloat16, (1, 1, 2112, 4)),
         ("layer_norm", None, (500003, 28), torch.bfloat16, (32, 4, 528, 4)),
-    ],
-)
-def test_short_rows_that_were_measured(
-    family: Family,
-    activation: str | None,
-    shape: tuple[int, int],
-    dtype: torch.dtype,
-    expected: tuple[int, int, int, int],
-) -> None:
-    assert _configuration(family, activation, shape, dtype) == expected
-
-
-@pytest.mark.parametrize(
-    ("family", "activation", "shape", "dtype", "expected"),
-    [
+        # Beside these, where the rules that they gave end.
         ("layer_norm", None, (8448, 128), torch.bfloat16, (8, 1, 1056, 1)),
         ("layer_norm", None, (8449, 128), torch.bfloat16, (2, 1, 1056, 4)),
         ("rms_norm", "silu", (4224, 128), torch.bfloat16, (4, 1, 1056, 1)),
@@ -104,7 +90,7 @@ def test_short_rows_that_were_measured(
         ("rms_norm", None, (15000, 192), torch.float32, (1, 1, 1056, 4)),
     ],
 )
-def test_where_the_rules_of_short_rows_end(
+def test_the_configurations_of_short_rows(
     family: Family,
     activation: str | None,
     shape: tuple[int, int],

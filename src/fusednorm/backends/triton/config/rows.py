@@ -335,10 +335,8 @@ def _short_rows(problem: Problem, block: int) -> RowsBackwardConfig | None:
         return RowsBackwardConfig(512 // block, 1, 16 * PROCESSORS)
     sparse = _has_empty_lanes(problem, block)
     # In bf16 (41669, 60) takes 11.3 us with 16 programs, and 12.0 with 8, but (20164, 124) 13.5 and 12.2.
-    many = (
-        view.numel
-        >= (2 if load == WIDE_LOAD and block == 64 else 4 if load == WIDE_LOAD or sparse else 6) * FEW_ELEMENTS
-    )
+    least = 2 if load == WIDE_LOAD and block == 64 else 4 if load == WIDE_LOAD or sparse else 6
+    many = view.numel >= least * FEW_ELEMENTS
     plain = load == WIDEST_LOAD and block == SHORT_ROW and not smooth
     if plain and size == 4 and not sparse:
         # (145891, 244) takes 114 us so, and 119 with half of it and twice the programs.
@@ -385,8 +383,7 @@ def _narrow_rows_of_16_bits(problem: Problem, block: int) -> RowsBackwardConfig 
         return None
     # (2706, 263) in fp16 with relu takes 7.3 us so, and 8.6 with one row on one warp, rms_norm of (792, 285) with silu
     # 4.8 and 6.2. Twice as many rows take one step: (2048, 315) takes 6.3 us so, and 7.0 in two, (1002, 361) 4.9 and
-    # 5.5. Of pairs (552, 474) in fp16 with gelu takes 5.0 us with
-    # two, and 7.7 with one.
+    # 5.5. Of pairs (552, 474) in fp16 with gelu takes 5.0 us with two, and 7.7 with one.
     programs = 4 * PROCESSORS
     if block == 512 and load == PAIR_LOAD and 2 * programs < view.samples:
         if problem.norm.smooth and view.samples > 4 * programs:
@@ -470,8 +467,7 @@ def _narrow_rows(problem: Problem, block: int) -> RowsBackwardConfig:
         most = -(-view.samples // rows)  # steps: (1140, 97) in fp16 takes 6.4 us in two, (1054, 109) 4.8 in one
     resident = 8 if block >= 1024 else 16 if block == 512 else 32
     programs = max(2 * PROCESSORS, min(PROCESSORS * resident // warps, most))
-    # (56100, 181) in fp16 with silu takes 34.1 us so, and 38.0 with no step in flight, (858158, 251) 430 and 470, but
-    # (100000, 141) 40.5 and 36.1, rms_norm of (100000, 231) 56 and 53.
+    # (56100, 181) in fp16 with silu takes 34.1 us so, and 38.0 with no step in flight, but (100000, 141) 40.5 and 36.1.
     flying = block == 256 and size == 2 and problem.norm.has_mean and 8 * view.channels > 5 * block and not few
     return RowsBackwardConfig(rows, warps, programs, stages=4 if flying else 1)
 
@@ -493,7 +489,7 @@ def _wide_rows(problem: Problem, block: int) -> RowsBackwardConfig:
     if sparse:
         each = 12 if rows > 1 or norm.has_mean else 8
         programs = min(programs, each * PROCESSORS, most // (2 * PROCESSORS) * 2 * PROCESSORS)
-    if block <= 128:  # (60000, 96) in fp16 takes 17.6 us with 2112 programs, and 18.7 with 1056
+    if block <= 128:
         programs = max(programs, min(16 * PROCESSORS, view.samples // LEAST_SUMMED))
     # An even number to a multiprocessor: (2000, 2048) in bf16 with silu takes 13.3 us with 264, and 15.2 with 375.
     programs = max(1, round(min(programs, most) / (2 * PROCESSORS))) * 2 * PROCESSORS
