@@ -65,8 +65,8 @@ MANY_PAIRS = 1 << 15
 #: Rows that are one program's steps, whose sums are the gradients: (4, 12288) in bf16 takes 4.1 us so, and 5.3 with two
 #: shares.
 ONE_SHARE = 4
-#: Lanes of a row that is short, those of all rows that programs of one warp take in one step, and from which on they
-#: do: rms_norm of (1044, 192) in bf16 with silu takes 4.1 us so, and 5.1 held.
+#: Lanes of a row that is short, those of all rows that small programs take in one step, and from which on they do so:
+#: rms_norm of (1044, 192) in bf16 with silu takes 4.1 us so, and 5.1 held.
 SHORT_ROW, STEP_LANES, LEAST_STEP = 256, 8 * PROCESSORS * 1024, 3 << 16
 #: Rows of 16 bits, and elements of each beyond which so few go by columns.
 FEW_ROWS, LONG_SHORT_ROW = 8, 6144
@@ -193,9 +193,8 @@ def plane_rows_backward_for(problem: Problem) -> StepsConfig:
 
 
 def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
-    """Two steps are one with twice as many rows on twice as many warps: layer_norm of (1853, 128) in fp16 with
-    leaky_relu takes 4.8 us so, and 6.2 in two, of (632, 144) in bf16 4.75 and 5.5, rms_norm of (220, 2111) in fp32 5.0
-    and 6.4, of (400, 3072) in fp16 7.6 and 8.6."""
+    """Two steps are one with twice as many rows on twice as many warps: layer_norm of (632, 144) in bf16 takes 4.75 us
+    so, and 5.5 in two, rms_norm of (220, 2111) in fp32 5.0 and 6.4, of (400, 3072) in fp16 7.6 and 8.6."""
     config = _rows_in_steps(problem)
     step, few = config.rows * config.programs, 1 < config.programs <= 2 * PROCESSORS
     if step < problem.view.samples <= 2 * step and config.warps <= 8 and few:
@@ -204,9 +203,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
 
 
 def _rows_in_steps(problem: Problem) -> RowsBackwardConfig:
-    """Short rows: small programs, each with 16 elements a thread and three steps in flight, or four of long steps: 45
-    us, not 99, on 100000 x 256 in bf16 with silu. From rows of 1024 on, 32 elements. Narrow loads are not in flight
-    ahead of their use: fewer elements and more warps.
+    """Some rows of up to 256 lanes are :func:`_short_rows`. Others of up to 2048 have small programs, each with 16
+    elements a thread and three steps in flight, or four of long steps, and from 1024 lanes on 32 elements. Narrow loads
+    are not in flight ahead of their use: fewer elements and more warps.
 
     Long rows: 16 to 32 elements a thread, beside the sums of p and q, and 16 warps to a multiprocessor: 40673 x 3012 in
     bf16 takes 217 us with 4 warps, and 323 with 16 and two rows. Few rows that fill little more than half of their

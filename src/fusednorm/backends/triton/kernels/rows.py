@@ -203,6 +203,7 @@ def store_gate_sums(p_sums, b_g, share, o_k, K: tl.constexpr, PER_ELEMENT: tl.co
 
 @triton.jit
 def first_pair(a, b, c, d):
+    """A reduction of pairs that are alike."""
     return a, b
 
 
