@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ def test_every_number_is_one_that_triton_takes(listed: list[Any]) -> None:
                     elements = one.channels * one.positions
                     assert all(number == power_of_two(number) for number in (one.channels, one.positions, one.warps))
                     assert elements * wide <= MOST_ELEMENTS
-                    assert min(astuple(one)) >= 1
+                    assert min(one.channels, one.positions, one.tiles, one.warps, one.stages) >= 1
                     assert one.stages * elements * DTYPE_BYTES[problem.dtype] <= SHARED_BYTES or one.stages == 1
 
 

@@ -568,12 +568,8 @@ def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
     ("called", "shape", "dtype", "last", "reduction"),
     [
         (("instance_norm", 0, None), (12, 203, 64, 64), torch.bfloat16, True, PassConfig(64, 8, 16, 1, 3)),
-        (("batch_norm", 0, "silu"), (65536, 33), torch.bfloat16, False, PassConfig(32, 16, 8, 1, 3)),
-        (("batch_norm", 0, None), (80000, 20), torch.bfloat16, False, PassConfig(64, 64, 4, 4, 3)),
-        (("batch_norm", 0, "silu"), (80000, 20), torch.bfloat16, False, PassConfig(32, 16, 6, 1, 3)),
         (("batch_norm", 0, None), (40000, 25), torch.float16, False, PassConfig(32, 128, 1, 4)),
         (("batch_norm", 0, None), (40000, 10), torch.float16, False, PassConfig(16, 64, 1, 1)),
-        (("batch_norm", 0, None), (40000, 25), torch.float32, False, PassConfig(32, 32, 1, 1)),
         (("group_norm", 1, None), (9, 7, 95, 107), torch.float32, False, PassConfig(1, 2048, 1, 8)),
         (("group_norm", 1, None), (90, 7, 95, 107), torch.float32, False, PassConfig(1, 2048, 1, 8)),
         (("group_norm", 1, None), (1, 40, 95, 107), torch.float32, False, PassConfig(1, 2048, 1, 8)),
@@ -582,20 +578,9 @@ def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
         (("batch_norm", 0, None), (10, 192, 97, 97), torch.float32, False, PassConfig(1, 2048, 1, 8)),
         (("instance_norm", 0, "silu"), (1, 640, 24, 608), torch.float32, True, PassConfig(64, 8, 20, 2, 3)),
         (("instance_norm", 0, None), (1, 640, 24, 608), torch.float32, True, PassConfig(64, 8, 28, 2, 3)),
-        (("instance_norm", 0, None), (3, 203, 256, 256), torch.bfloat16, True, PassConfig(64, 8, 64, 1, 3)),
-        (("instance_norm", 0, None), (3, 203, 300, 300), torch.bfloat16, True, PassConfig(64, 8, 64, 1, 3)),
-        (("batch_norm", 0, None), (9, 75, 80, 80), torch.float32, True, PassConfig(64, 8, 18, 2, 3)),
         (("batch_norm", 0, None), (121, 1280, 3, 8), torch.float16, True, PassConfig(64, 16, 6, 2, 3)),  # no repeats
         (("group_norm", 1, "relu"), (62, 1275, 9, 9), torch.float16, True, PassConfig(32, 16, 1, 1, 3)),
-        (("group_norm", 3, None), (53, 6, 256, 256), torch.float16, True, PassConfig(64, 8, 41, 1, 3)),
         (("instance_norm", 0, None), (17, 539, 137, 41), torch.float16, True, PassConfig(64, 8, 88, 1, 3)),  # fewer
-        (("instance_norm", 0, "gelu_tanh"), (105, 30, 133, 133), torch.bfloat16, True, PassConfig(64, 8, 128, 1, 3)),
-        (("instance_norm", 0, "silu"), (31, 6, 29739, 1), torch.bfloat16, True, PassConfig(64, 8, 11, 1, 3)),
-        (("group_norm", 5, None), (24, 65, 157, 111), torch.bfloat16, True, PassConfig(64, 8, 59, 1, 3)),
-        (("batch_norm", 0, "silu"), (122, 90, 231, 1), torch.float16, True, PassConfig(32, 16, 7, 1, 3)),
-        (("batch_norm", 0, "gelu_tanh"), (34126, 71), torch.float16, False, PassConfig(32, 16, 8, 1, 3)),
-        (("group_norm", 1, "gelu"), (13, 2, 32, 3192), torch.bfloat16, True, PassConfig(8, 128, 8, 4, 3)),
-        (("batch_norm", 0, "gelu"), (65536, 67), torch.bfloat16, False, PassConfig(32, 16, 8, 1, 3)),
     ],
 )  # fmt: skip
 def test_the_passes_of_drawn_shapes_that_were_measured(

@@ -215,6 +215,11 @@ positions = dict(passes_for=lambda seen: TilesConfig(PassConfig(16, 2, 2, stages
 small = dict(
     passes_for=lambda seen: TilesConfig(PassConfig(1, 32, 3 if seen.backward else 1, stages=2), PassConfig(2, 32, 2))
 )
+long = dict(
+    passes_for=lambda seen: TilesConfig(
+        PassConfig(64, 2, 2, 1, stages=2, long=True) if seen.backward else PassConfig(16, 2, 2), PassConfig(16, 4, 2)
+    )
+)
 contiguous, both = torch.Tensor.contiguous, ("pre_add", "post_add")
 for form, shape, dtype, activation, order, config, names in [
     ("group_norm", (2, 6, 9, 13), single, "silu", contiguous, chosen, ("pre_add",)),
@@ -230,6 +235,8 @@ for form, shape, dtype, activation, order, config, names in [
     ("batch_norm", (3, 5, 9, 7), double, "tanh", contiguous, small, ("post_add",)),
     ("group_norm", (3, 6, 5, 13), half, "relu", channels_last, positions, both),
     ("group_norm", (2, 12, 9, 4), half, "silu", channels_last, positions, ("small_add", "post_add")),
+    ("batch_norm", (3, 5, 9, 7), half, "relu", channels_last, long, both),
+    ("group_norm", (3, 6, 5, 13), single, "silu", channels_last, long, ("small_add", "post_add")),
 ]:
     vars(instances).update(config)
     stored = "post_add" in names and (dtype != half or activation == "relu")

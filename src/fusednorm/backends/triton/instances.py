@@ -56,7 +56,7 @@ from fusednorm.backends.triton.config.rows import (
     rows_gated_backward_for,
     rows_sum_backward_for,
 )
-from fusednorm.backends.triton.config.tiles import of_points, passes_for, points_passes_for, tiled
+from fusednorm.backends.triton.config.tiles import of_points, other_reads, passes_for, points_passes_for, tiled
 from fusednorm.backends.triton.config.units import MOST_HELD, held_units
 from fusednorm.backends.triton.config.whole import MORE_THAN_A_WAVE, whole_forward_for, whole_sum_for
 from fusednorm.backends.triton.runs import (
@@ -184,7 +184,8 @@ class TilesInstance:
         if sample is not None:
             return passes(sample, points_passes_for(sample))
         seen = tiled(problem)
-        return passes(seen, passes_for(seen))
+        default = passes_for(seen)
+        return passes(seen, default, other_reads(seen, default))
 
     def plan(self, problem: Problem, config: TilesConfig | None = None) -> Plan:
         from fusednorm.backends.triton.plans import points

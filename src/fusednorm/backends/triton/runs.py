@@ -118,11 +118,12 @@ class Runs:
     layouts: Sequence[Layout]
 
 
-def runs_of(problem: Problem, view: View, layouts: Sequence[Layout], *, across: bool = True) -> Runs:
+def runs_of(problem: Problem, view: View, layouts: Sequence[Layout], *, across: bool = True, lanes: int = 0) -> Runs:
     """The runs of a pass over a view, which reads and writes tensors of these layouts. ``across``: whether the pass may
-    take rows of the whole tensor."""
+    take rows of the whole tensor. ``lanes``: those of a long row of channels_last, which holds as many positions as
+    fit, or 0."""
     dtype = problem.dtype
-    repeat = _repeat(problem, view, layouts)
+    repeat = _most_positions(dtype, view, layouts, lanes) if lanes else _repeat(problem, view, layouts)
     rows, samples = alignment(dtype, view.channels * repeat), _alignment_of_samples(dtype, view, layouts)
     whole = samples * DTYPE_BYTES[dtype] < WIDEST_LOAD and _packed(view, layouts)
     if repeat == 1 or (whole and not across):
@@ -140,11 +141,10 @@ def _repeat(problem: Problem, view: View, layouts: Sequence[Layout]) -> int:
     dtype, C, S = problem.dtype, view.channels, view.spatial
     evaluated = problem.direction == "inference"
     least_narrow, least_empty = REPEATED_EVALUATED if evaluated else REPEATED
-    dense = all(layout.order == "channels_last" and layout.spatial == C for layout in layouts)
-    if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= least_narrow:
+    if not _dense(view, layouts) or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= least_narrow:
         return 1
     now, most_wide = alignment_of_runs(dtype, view, layouts), WIDEST_LOAD // DTYPE_BYTES[dtype]
-    widest = most_wide if _packed(view, layouts) else _alignment_of_samples(dtype, view, layouts)
+    widest = _widest(dtype, view, layouts)
 
     def full(repeat: int) -> float:
         return filled(repeat * C, min(READ_CHANNELS, power_of_two(repeat * C)))
@@ -159,6 +159,25 @@ def _repeat(problem: Problem, view: View, layouts: Sequence[Layout]) -> int:
     most = min(S // LEAST_ROWS, max(8, MOST_LANES // C))
     usable = [repeat for repeat in range(1, most + 1) if repeat * C % widest == 0]
     return next((repeat for repeat in usable if full(repeat) >= FILLED), max(usable, key=full, default=1))
+
+
+def _most_positions(dtype: str, view: View, layouts: Sequence[Layout], lanes: int) -> int:
+    """The most positions whose channels are in so many lanes, and make rows that begin at 16 bytes where they can."""
+    if not _dense(view, layouts):
+        return 1
+    widest, most = _widest(dtype, view, layouts), min(view.spatial, lanes // view.channels)
+    return next((repeat for repeat in range(most, 0, -1) if repeat * view.channels % widest == 0), 1)
+
+
+def _dense(view: View, layouts: Sequence[Layout]) -> bool:
+    """Whether nothing lies between the positions of channels_last."""
+    return all(layout.order == "channels_last" and layout.spatial == view.channels for layout in layouts)
+
+
+def _widest(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
+    """The elements of the widest load that rows of several positions may have."""
+    packed = _packed(view, layouts)
+    return WIDEST_LOAD // DTYPE_BYTES[dtype] if packed else _alignment_of_samples(dtype, view, layouts)
 
 
 def _packed(view: View, layouts: Sequence[Layout]) -> bool:

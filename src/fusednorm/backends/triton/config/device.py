@@ -26,6 +26,12 @@ def shares(count: int, most: int) -> int:
     return even if 2 * even > most else most
 
 
+def most_loaded(count: int, columns: int, tiles: int) -> int:
+    """The programs of the multiprocessor that has the most, where a program takes so many of ``columns`` times
+    ``count`` tiles."""
+    return -(-columns * -(-count // tiles) // PROCESSORS)
+
+
 def program_elements(total: int, most: int) -> int:
     """The elements of a program, from 256 to ``most``: few where the total is small, which then has programs on all
     multiprocessors."""

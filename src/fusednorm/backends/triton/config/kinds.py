@@ -8,13 +8,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class PassConfig:
     """A pass over tiles of so many channels and positions: tiles to a chunk, warps to a program, and how many tiles are
-    in flight together."""
+    in flight together. ``long``: ``channels`` are the lanes of a row that holds all channels of as many positions as
+    fit, in a backward's pass that reads channels_last; a program sums these positions."""
 
     channels: int
     positions: int
     tiles: int = 1
     warps: int = 4
     stages: int = 1
+    long: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,18 +196,19 @@ def columns_backwards(problem: Problem, default: ColumnsBackwardConfig) -> tuple
 # --- tiles ---
 
 
-def passes(problem: Problem, default: TilesConfig) -> tuple[TilesConfig, ...]:
-    """Every pair of up to six passes that read and six passes that write; ``problem`` is folded.
+def passes(problem: Problem, default: TilesConfig, reading: Iterable[PassConfig] = ()) -> tuple[TilesConfig, ...]:
+    """Every pair of up to six passes that read and six passes that write; ``problem`` is folded. ``reading``: passes
+    that read which are tried before those near the default.
 
     A pass that a direction leaves out is the default's.
     """
     reductions, outputs = [default.reduction], [default.output]
     if problem.direction != "inference":
         read = _in_runs(replace(problem, output_layout=None) if problem.backward else for_moments(problem))
-        reductions = _passes(read, default.reduction, _read_passes(read, default.reduction))
+        reductions = _passes(read, default.reduction, reading, _read_passes(read, default.reduction))
     if problem.direction != "backward_gamma_beta":
         written = _in_runs(problem)
-        outputs = _passes(written, default.output, _written_passes(written, default.output))
+        outputs = _passes(written, default.output, (), _written_passes(written, default.output))
     return _limited(default, (TilesConfig(*pair) for pair in product(reductions, outputs)))
 
 
@@ -216,10 +217,12 @@ def _in_runs(problem: Problem) -> Problem:
     return replace(problem, view=runs_of(problem, problem.view, layouts_of(problem)).view)
 
 
-def _passes(problem: Problem, default: PassConfig, others: Iterable[PassConfig]) -> list[PassConfig]:
-    """The default and the first others that fit a program."""
-    fitting = (one for one in others if _fits(problem, one))
-    return list(dict.fromkeys((default, *fitting)))[:MOST_PASSES]
+def _passes(
+    problem: Problem, default: PassConfig, others: Iterable[PassConfig], near: Iterable[PassConfig]
+) -> list[PassConfig]:
+    """The default, the others, and the first near the default that fit a program. None is near long rows."""
+    fitting = () if default.long else (one for one in near if _fits(problem, one))
+    return list(dict.fromkeys((default, *others, *fitting)))[:MOST_PASSES]
 
 
 def _fits(problem: Problem, one: PassConfig) -> bool:

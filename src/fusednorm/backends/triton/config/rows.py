@@ -70,6 +70,8 @@ ONE_SHARE = 4
 SHORT_ROW, STEP_LANES, LEAST_STEP = 256, 8 * PROCESSORS * 1024, 3 << 16
 #: Rows of 16 bits, and elements of each beyond which so few go by columns.
 FEW_ROWS, LONG_SHORT_ROW = 8, 6144
+#: Rows of single elements that are few, half as many of fewer elements and of 32 bits.
+SOME_ROWS = 64
 #: Programs of one row each up to which a second row takes longer than to merge twice as many sums.
 FEWEST_STEPPED = 256
 #: Those that steps of four rows leave at least: (150, 10000) in bf16 takes 11.2 us with 190 programs and 12.4 with 750,
@@ -780,18 +782,20 @@ def _are_few(problem: Problem) -> bool:
     columns, and 4.3 by rows, rms_norm of (2, 8192) 3.0 and 3.5, layer_norm of (1, 8192) with relu 2.8, and 3.2 held. Of
     single elements in 32 bits rms_norm of (2, 7311) takes 3.6 and 6.7, layer_norm of (7, 7311) 4.9 and 6.3, of (1,
     4869) 3.1 and 5.6, in 16 of (6, 5575) with gelu_tanh 5.4 and 7.3, of (2, 4697) 3.8 and 6.9, of (10, 7227) with relu
-    5.2 and 7.4, but of (1, 4697) 3.3, and 3.0 held."""
+    5.2 and 7.4, but of (1, 4697) 3.3, and 3.0 held. So are some more of single elements: on an H200 rms_norm of (17,
+    6605) in bf16 takes 5.0 us, and 5.8 by rows, of (64, 7001) in fp16 6.4 and 7.2, layer_norm of (32, 4537) 5.2 and
+    6.1, of (20, 7003) in fp32 5.4 and 6.1, but rms_norm of (90, 4501) in bf16 6.3, and 5.3."""
     rows, length, load = problem.view.samples, problem.reduced, load_bytes(problem)
     if rows <= 2 and problem.norm.smooth and length > MOST_ROW // 4 and problem.dtype != "float64":
         # (1, 6012) in fp32 with gelu takes 3.9 us so, and 4.8 by rows, rms_norm of (2, 5120) in bf16 with silu 3.5 and
         # 4.3.
         return True
     if problem.dtype == "float32":
-        return load < WIDE_LOAD and rows <= FEW_ROWS and length > (LONG_SHORT_ROW if rows > 2 else MOST_ROW // 4)
+        return load < WIDE_LOAD and rows <= SOME_ROWS // 2 and length > (LONG_SHORT_ROW if rows > 2 else MOST_ROW // 4)
     if DTYPE_BYTES[problem.dtype] != 2 or length <= MOST_ROW // 4:
         return False
     if load < PAIR_LOAD:
-        return 1 < rows <= (2 * FEW_ROWS if problem.norm.has_mean else ONE_SHARE)
+        return 1 < rows <= (SOME_ROWS if length > LONG_SHORT_ROW else SOME_ROWS // 2)
     if rows <= 2:
         return load >= WIDE_LOAD and length > (LONG_SHORT_ROW if rows == 2 else 7 * MOST_ROW // 16)
     return load >= WIDE_LOAD and rows <= ONE_SHARE

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
-from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD, program_elements, shares
+from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD, most_loaded, program_elements, shares
 from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
+from fusednorm.backends.triton.config.long_rows import long_rows, read_by_long_rows
 from fusednorm.backends.triton.runs import (
     FEW,
     READ_CHANNELS,
@@ -134,7 +137,7 @@ def of_points(problem: Problem) -> Problem | None:
 def points_passes_for(sample: Problem) -> TilesConfig:
     """The passes of points, see :func:`of_points`. The one that writes an output by narrow loads has a scale and a
     shift for each element: on an H100 (6000, 30) in bf16 takes 6.2 us on 8 warps, and 7.3 on 4."""
-    found = passes_for(sample)
+    found = _passes_for(sample)
     if sample.backward and load_bytes(sample) == WIDEST_LOAD:
         # (8000, 512) in fp16 takes 22.6 us so, and 33.1 with 5 tiles to a program.
         read = found.reduction
@@ -174,6 +177,22 @@ def points_passes_for(sample: Problem) -> TilesConfig:
 
 def passes_for(problem: Problem) -> TilesConfig:
     """The passes of a problem as tiles see it."""
+    found, long = _passes_for(problem), long_rows(problem)
+    return found if long is None else replace(found, reduction=long)
+
+
+def other_reads(problem: Problem, default: TilesConfig) -> Iterator[PassConfig]:
+    """The passes that read in another form than the default, for tuning: tiles, and long rows, of which two are tried
+    where the default is in tiles."""
+    if default.reduction.long:
+        yield _passes_for(problem).reduction
+        yield from read_by_long_rows(problem)
+    else:
+        yield from islice(read_by_long_rows(problem), 0, None, 2)
+
+
+def _passes_for(problem: Problem) -> TilesConfig:
+    """The passes in tiles of channels and positions."""
     view = problem.view
     if view.spatial == view.groups == 1 and not problem.norm.per_batch and not problem.backward:
         return _long_rows(problem)
@@ -502,10 +521,6 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         reduction = PassConfig(read, positions, tiles, 2, BACKWARD_STAGES)
         if runs.repeat > 1 and size == 2:
             reduction = _repeated(problem, reduction, view)
-        elif runs.repeat > 1 and problem.norm.per_batch and size == 4 and view.numel <= FEW:
-            # batch_norm of (65536, 18) takes 11.8 us so, and 13.5 in half of it on two warps, (65536, 30) 14.4, and
-            # 15.2.
-            reduction = replace(reduction, positions=2 * positions, warps=4)
         elif runs.repeat == 1 and size == 4 and tiles >= 4 and blocks * -(-count // tiles) <= 300:
             # (91, 192, 64) with silu takes 10.8 us so, and 12.2, (1, 1280, 56, 8) with gelu_tanh 8.3 and 9.0.
             reduction = replace(reduction, positions=positions // 2, warps=1)
@@ -683,12 +698,7 @@ def _tiles_of_a_load(count: int, columns: int, elements: int, each: int) -> int:
     chunks = max(each * PROCESSORS // max(1, columns), -(-count // most), 1)
     largest, smallest = (max(least, -(-count // some)) for some in (chunks, max(chunks + 1, 5 * chunks // 4)))
     choices = range(largest, smallest - 1, -1)
-    return min(choices, key=lambda tiles: tiles * _most_loaded(count, columns, tiles))
-
-
-def _most_loaded(count: int, columns: int, tiles: int) -> int:
-    """The programs of the multiprocessor that has the most."""
-    return -(-columns * -(-count // tiles) // PROCESSORS)
+    return min(choices, key=lambda tiles: tiles * most_loaded(count, columns, tiles))
 
 
 def _fewest_tiles(count: int, columns: int, elements: int) -> int:

@@ -208,7 +208,7 @@ def sum_reduce(
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, NUMBERS: tl.constexpr,
+    STAGES: tl.constexpr, FOLD: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
     """:func:`reduce_tiles` with sums around the norm."""
     reduce_tiles(
@@ -217,7 +217,7 @@ def sum_reduce(
         dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
         blocks, by_blocks, chunks, by_chunks, total, tiles, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
-        DEPTH, STAGES, NUMBERS,
+        DEPTH, STAGES, FOLD, NUMBERS,
     )  # fmt: skip
 
 

@@ -11,7 +11,8 @@ positions at either end of a chunk, its ends, move one by one. Lanes are counted
 
 REPEAT, for channels_last: a row of a tile holds the channels of so many neighbouring positions, in as many lanes for
 each. Such rows fill a tile and begin at 16 bytes where those of one position would not. The partials of each of these
-positions are those of a chunk.
+positions are those of a chunk. FOLD, in a backward: a program takes whole rows, and leaves the sums of all their
+positions.
 
 ACROSS, with REPEAT: the rows are those of the whole tensor, so that all of them begin at 16 bytes where the samples do
 not. A sample's first row then begins with positions of the sample before it, and its last row ends with positions of

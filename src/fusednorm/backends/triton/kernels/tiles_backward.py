@@ -68,6 +68,23 @@ def sum_rows(
     return p + dz, tl.fma(dz, xhat, q), r
 
 
+@triton.constexpr_function
+def power_of_two(number):
+    """The least power of two that is not below a number."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+@triton.jit
+def folded(b_lanes, C, REPEAT: tl.constexpr):
+    """The sums over the positions of a row of several, by channels."""
+    POSITIONS: tl.constexpr = power_of_two(REPEAT)
+    CHANNELS: tl.constexpr = power_of_two(b_lanes.shape[0] // REPEAT)
+    o_position, o_c = tl.arange(0, POSITIONS)[:, None], tl.arange(0, CHANNELS)[None, :]
+    mask = (o_position < REPEAT) & (o_c < C)
+    o_lane = tl.where(mask, o_position * C + o_c, 0).reshape(POSITIONS * CHANNELS)
+    return tl.sum(tl.where(mask, tl.gather(b_lanes, o_lane, 0).reshape(POSITIONS, CHANNELS), 0.0), 0)
+
+
 @triton.jit
 def reduce_chunk(
     n, block, chunk, p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added,
@@ -76,10 +93,11 @@ def reduce_chunk(
     DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, NUMBERS: tl.constexpr, WHOLE: tl.constexpr,
+    STAGES: tl.constexpr, FOLD: tl.constexpr, NUMBERS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk, in steps of DEPTH times BLOCK_S positions. dz is
-    stored where it is wanted, as the gradient of post_add, with the strides of dx. NUMBERS: and r = sum xhat."""
+    stored where it is wanted, as the gradient of post_add, with the strides of dx. NUMBERS: and r = sum xhat. FOLD: the
+    positions of a row, which is one block, are summed too."""
     ENDS: tl.constexpr = (WINDOW > 1 or ACROSS) and not WHOLE
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     groups = Groups(G, D, C)
@@ -153,14 +171,22 @@ def reduce_chunk(
         end_p, end_q = tl.reduce((dz, dz * xhat), 0 if ACROSS else 1, add_pair)
         sum_p += end_p
         sum_q += end_q
-    o_partial = offsets_of_partials(wide, chunk, o_lane, C * REPEAT, chunks, LAST)
-    tl.store(p_partials + o_partial, sum_p, m_c)
-    tl.store(p_partials + total + o_partial, sum_q, m_c)
     if NUMBERS:
         sum_r = tl.sum(r, 0 if LAST else 1)
         if ENDS:
             sum_r += tl.sum(tl.where(m_end, xhat, 0.0), 0 if ACROSS else 1)
-        tl.store(p_partials + 2 * total + o_partial, sum_r, m_c)
+    o_sum, m_sum, lanes = o_lane, m_c, C * REPEAT
+    if FOLD:
+        sum_p, sum_q, lanes = folded(sum_p, C, REPEAT), folded(sum_q, C, REPEAT), C
+        o_sum = tl.arange(0, sum_p.shape[0])
+        m_sum = o_sum < C
+        if NUMBERS:
+            sum_r = folded(sum_r, C, REPEAT)
+    o_partial = offsets_of_partials(wide, chunk, o_sum, lanes, chunks, LAST)
+    tl.store(p_partials + o_partial, sum_p, m_sum)
+    tl.store(p_partials + total + o_partial, sum_q, m_sum)
+    if NUMBERS:
+        tl.store(p_partials + 2 * total + o_partial, sum_r, m_sum)
 
 
 @triton.jit
@@ -171,7 +197,7 @@ def reduce_tiles(
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, NUMBERS: tl.constexpr,
+    STAGES: tl.constexpr, FOLD: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
     """:func:`reduce_chunk` of a program."""
     if OVERLAP:
@@ -183,14 +209,14 @@ def reduce_tiles(
             n, block, chunk, p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added, G, D, C, S, dy_sample,
             dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial, chunks, total,
             tiles, activation_parameter, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT,
-            ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES, NUMBERS, True,
+            ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES, FOLD, NUMBERS, True,
         )  # fmt: skip
     else:
         reduce_chunk(
             n, block, chunk, p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added, G, D, C, S, dy_sample,
             dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial, chunks, total,
             tiles, activation_parameter, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT,
-            ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES, NUMBERS, False,
+            ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES, FOLD, NUMBERS, False,
         )  # fmt: skip
 
 
@@ -208,7 +234,7 @@ def reduce(
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """:func:`reduce_tiles` with nothing behind the norm."""
     reduce_tiles(
@@ -218,7 +244,7 @@ def reduce(
         by_chunks, total, tiles,
         activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
-        DEPTH, STAGES, False,
+        DEPTH, STAGES, FOLD, False,
     )  # fmt: skip
 
 

@@ -86,15 +86,17 @@ class Pass:
         reads: bool = False,
     ) -> None:
         self.last = problem.layout.order == "channels_last"
-        runs = runs_of(problem, view, layouts, across=across)
+        runs = runs_of(problem, view, layouts, across=across, lanes=config.channels if config.long else 0)
         self.repeat, seen = runs.repeat, runs.view
         window = window_of(problem.dtype, seen, runs.layouts)
         self.span = config.positions * config.tiles - window + 1
         blocks, self.chunks = -(-seen.channels // config.channels), -(-seen.spatial // self.span)
         self.programs = view.samples * blocks * self.chunks
         self.grid = *divisor(blocks), *divisor(self.chunks)
+        folds = config.long and self.repeat > 1
         #: The partials that the pass leaves for each channel of a sample, where it leaves any.
-        self.partials = self.chunks * self.repeat
+        self.partials = self.chunks if folds else self.chunks * self.repeat
+        self.fold = {"FOLD": folds}
         self.warps = config.warps
         depth = _depth(config, runs.alignment) if reads and self.last else 1
         self.tile = {
@@ -333,7 +335,7 @@ class TilesBackward(BackwardPlan):
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **reduction.order,
                 **reduction.tile, **reduction.window, **reduction.repeats, **reduction.depth, **reduction.staged,
-                **({} if problem.added is None else {"NUMBERS": numbers}),
+                **reduction.fold, **({} if problem.added is None else {"NUMBERS": numbers}),
             },
             reduction.warps,
         )  # fmt: skip
