@@ -484,7 +484,7 @@ def test_odd_planes_are_written_in_short_tiles() -> None:
         (320, torch.bfloat16, (64, 16, 2, 3), (64, 32, 1, 2)),
         (512, torch.bfloat16, (64, 16, 2, 3), (128, 32, 1, 4)),
         (512, torch.float32, (64, 8, 2, 3), (128, 16, 1, 4)),
-        (64, torch.float32, (64, 8, 2, 3), (64, 16, 2, 2)),
+        (192, torch.float32, (64, 8, 2, 3), (64, 16, 2, 2)),
         (512, torch.float64, (64, 4, 2, 3), (128, 2, 2, 2)),
     ],
 )
@@ -560,8 +560,8 @@ def test_the_output_of_long_rows_of_channels_is_written_in_long_tiles(
 
 
 def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
-    reduction = passes_for(problems_of("batch_norm", 0, (39, 96, 112, 112), last=True)[1]).reduction
-    assert (reduction.channels, reduction.positions, reduction.tiles, reduction.warps) == (64, 16, 53, 2)
+    reduction = passes_for(problems_of("batch_norm", 0, (39, 192, 112, 112), last=True)[1]).reduction
+    assert (reduction.channels, reduction.positions, reduction.tiles, reduction.warps) == (64, 16, 56, 2)
 
 
 @pytest.mark.parametrize(
