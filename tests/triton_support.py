@@ -121,6 +121,7 @@ CASES: tuple[Case, ...] = (
     Case("group_norm", 32, (8, 320, 51, 51), activation="silu", instance=TILES),
     Case("group_norm", 20, (16, 100, 48, 48), activation="silu", last=True, instance=TILES),
     Case("group_norm", 1, (3, 15, 503, 503), FP16, activation="silu", last=True, instance=TILES),
+    Case("group_norm", 7, (3, 259, 101, 101), FP16, activation="silu", last=True, instance=TILES),
     Case("instance_norm", 0, (3, 67, 255, 255), FP32, last=True, modulated=True, instance=TILES),
     Case("batch_norm", 0, (8, 32, 7, 7), modulated=True, instance=HELD),
     Case("group_norm", 32, (8, 512, 8, 8), activation="silu", instance=HELD),
