@@ -153,6 +153,13 @@ def test_lists_follow_the_default_that_they_are_given() -> None:
     found = rows_backwards(problem, default)
     assert found[0] == default
     assert {replace(default, programs=programs) for programs in (132, 264, 528)} <= set(found)
+    x = torch.empty(9000, 112, dtype=torch.bfloat16, device="meta")
+    problem = backward_problem(norm_of("rms_norm", 1), BackwardOperands(x, x, x, x))
+    found = rows_backwards(problem, RowsBackwardConfig(1, 1, 2112))
+    one_step = RowsBackwardConfig(8, 1, 1125), RowsBackwardConfig(16, 2, 563), RowsBackwardConfig(8, 2, 1125)
+    assert set(one_step) <= set(found)
+    assert RowsBackwardConfig(4, 1, 2250) not in found  # more programs than one step is for
+    assert RowsBackwardConfig(2, 1, 2112) in found  # 16 warps to a multiprocessor
     tiles = TilesConfig(PassConfig(4, 8, 2, 1, 3), PassConfig(4, 8, 2, 1))
     assert passes(tiled(problem), tiles)[0] == tiles
 

@@ -25,6 +25,7 @@ from fusednorm.backends.triton.config.kinds import (
     TilesConfig,
     WholeConfig,
 )
+from fusednorm.backends.triton.config.rows import SHORT_ROW
 from fusednorm.backends.triton.config.units import MOST_HELD, HeldUnits
 from fusednorm.backends.triton.runs import for_moments, layouts_of, power_of_two, runs_of
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -138,9 +139,10 @@ def steps_configs(problem: Problem, default: StepsConfig) -> tuple[StepsConfig, 
 
 
 def rows_backwards(problem: Problem, default: RowsBackwardConfig) -> tuple[RowsBackwardConfig, ...]:
-    """The default with other numbers of programs; then tiles of half to twice the default's size and 8 to 32 elements a
-    thread, or up to 40 of 64 lanes, on programs that fill a multiprocessor with 16 warps. Each plain, with steps in
-    flight, and with rows loaded twice."""
+    """The default with other numbers of programs; of short rows all in one step, with 16 and 32 elements a thread on one
+    to four warps; then tiles of half to twice the default's size and 8 to 32 elements a thread, or up to 40 of 64
+    lanes, on programs that fill a multiprocessor with 16 warps. Each plain, with steps in flight, and with rows loaded
+    twice."""
     block, count = power_of_two(problem.view.channels), problem.view.samples
 
     def fits(rows: int, warps: int) -> bool:
@@ -158,15 +160,23 @@ def rows_backwards(problem: Problem, default: RowsBackwardConfig) -> tuple[RowsB
         if block >= 2048:
             yield replace(tile, stages=1, reload=True)
 
+    def in_one_step() -> Iterator[RowsBackwardConfig]:
+        for thread, warps in product((32, 16), (1, 2, 4)):
+            rows = max(1, 32 * thread * warps // block)
+            programs = -(-count // rows)
+            if block <= SHORT_ROW and programs <= 16 * PROCESSORS:
+                yield RowsBackwardConfig(rows, warps, programs)
+
     def listed() -> Iterator[RowsBackwardConfig]:
         yield from modes(default)
         for programs in PROGRAMS:
             if programs == PROCESSORS or programs < count:
                 yield replace(default, programs=programs)
+        yield from in_one_step()
         for rows in _powers(max(1, default.rows // 2), min(2 * default.rows, power_of_two(count))):
             for warps in WARPS:
                 if fits(rows, warps):
-                    programs = PROCESSORS * min(4, max(1, 16 // warps))
+                    programs = PROCESSORS * max(1, 16 // warps)
                     yield from modes(RowsBackwardConfig(rows, warps, programs))
 
     return _limited(default, listed())
