@@ -85,6 +85,8 @@ ENDS = [
     ("silu", last(200000, 252), (2048, 1, 8, 4)),
     ("silu", last(200000, 260), None),
     # Rows are short where the input is small, or has few channels.
+    (None, last(131072, 36), (1024, 1, 4, 4)),
+    (None, last(131073, 36), (2048, 1, 8, 4)),
     (None, last(117964, 40), (1024, 1, 4, 4)),
     (None, last(117965, 40), (2048, 1, 8, 4)),
     ("silu", last(91751, 40), (2048, 1, 8, 4)),
@@ -100,9 +102,11 @@ ENDS = [
     ("gelu", last(40000, 67), (2048, 1, 8, 4)),
     (None, last(65536, 87), None),
     (None, last(200000, 131), None),
-    # Samples of few rows, gaps between positions, and numbers of 64 bits.
+    # Samples of few rows, and those that do not begin at 16 bytes, gaps between positions, and numbers of 64 bits.
     ("silu", last(200, 48, 13, 13), (1024, 1, 4, 4)),
     ("silu", last(200, 48, 7, 7), None),
+    ("silu", torch.empty_strided((8, 20, 100, 100), (200008, 1, 2000, 20), dtype=BF16, device="meta"), (1024, 1, 4, 4)),
+    ("silu", torch.empty_strided((8, 20, 100, 100), (200004, 1, 2000, 20), dtype=BF16, device="meta"), None),
     ("silu", last(40000, 48)[:, :40], None),
     ("silu", last(40000, 40, dtype=FP64), None),
     ("silu", torch.empty(4, 40, 100, 100, dtype=BF16, device="meta"), None),

@@ -139,9 +139,9 @@ def steps_configs(problem: Problem, default: StepsConfig) -> tuple[StepsConfig, 
 
 
 def rows_backwards(problem: Problem, default: RowsBackwardConfig) -> tuple[RowsBackwardConfig, ...]:
-    """The default with other numbers of programs; of short rows all in one step, with 16 and 32 elements a thread on one
-    to four warps; then tiles of half to twice the default's size and 8 to 32 elements a thread, or up to 40 of 64
-    lanes, on programs that fill a multiprocessor with 16 warps. Each plain, with steps in flight, and with rows loaded
+    """The default with other numbers of programs; short rows in one step, with 16 and 32 elements a thread on one to
+    four warps; then tiles of half to twice the default's size and 8 to 32 elements a thread, or up to 40 of 64 lanes,
+    on programs that fill a multiprocessor with 16 warps. Each plain, with steps in flight, and with rows loaded
     twice."""
     block, count = power_of_two(problem.view.channels), problem.view.samples
 
