@@ -10,7 +10,7 @@ from interpreter_support import interpreted
 from fusednorm.activations import resolve
 from fusednorm.backends.triton.config.kinds import PassConfig
 from fusednorm.backends.triton.config.lists import passes
-from fusednorm.backends.triton.config.long_rows import MOST_ROWS
+from fusednorm.backends.triton.config.long_rows import MOST_ROWS, read_by_long_rows
 from fusednorm.backends.triton.config.tiles import other_reads, passes_for, tiled
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands
@@ -144,6 +144,12 @@ def test_the_fullest_multiprocessor_has_few_rows() -> None:
     """Of 229 samples of 17 rows a program to each would leave some multiprocessors with one, and others with two."""
     reduction = passes_for(backward_of("group_norm", 1, "silu", last(229, 16, 33, 33))).reduction
     assert reduction == PassConfig(1024, 1, 6, 4, 4, long=True)
+
+
+def test_an_input_without_elements_has_none() -> None:
+    for x in (last(0, 40), last(4, 0, 9, 9)):
+        problem = backward_of("batch_norm", 0, "silu", x)
+        assert not any(one.long for one in (passes_for(problem).reduction, *read_by_long_rows(problem)))
 
 
 @pytest.mark.parametrize("channels", [33, 640])

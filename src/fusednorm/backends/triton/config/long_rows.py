@@ -35,7 +35,7 @@ LEAST_FULL = 0.7
 #: Channels up to which rows are of half the bytes on half the warps: (4, 6, 1707, 1709) in bf16 with silu takes 188 us
 #: so, and 210 in rows of 4 KB, but (1, 33, 1456, 1458) 210, and 201.
 FEW_CHANNELS = 32
-#: Rows of a small input up to which a program takes two, at once.
+#: Rows up to which a program takes two, at once.
 FEW_ROWS = 5 * PROCESSORS
 #: Rows of a sample below which one that is not full costs too much, and those that a program sums at most, in whose
 #: sums of fp32 rounding else shows.
@@ -64,7 +64,7 @@ def long_rows(problem: Problem) -> PassConfig | None:
         return None
     small = many <= (SMALL_SMOOTH_BYTES if problem.norm.smooth and size == 2 else SMALL_BYTES)
     rows = (SHORT, LONG) if small or problem.view.channels <= FEW_CHANNELS else (LONG, SHORT)
-    found = (_read(problem, row, (8 if small else 16) // row.warps, small=small) for row in rows)
+    found = (_read(problem, row, (8 if small else 16) // row.warps) for row in rows)
     return next((one for one in found if one is not None), None)
 
 
@@ -72,7 +72,7 @@ def read_by_long_rows(problem: Problem) -> Iterator[PassConfig]:
     """The passes that tuning tries: both rows, by programs of 16 and of 8 warps to a multiprocessor."""
     for row in (SHORT, LONG):
         for warps in (16, 8):
-            found = _read(problem, row, warps // row.warps, small=False)
+            found = _read(problem, row, warps // row.warps)
             if found is not None:
                 yield found
 
@@ -89,11 +89,12 @@ def _least_bytes(problem: Problem) -> float:
     return FEW_BYTES if channels <= READ_CHANNELS else SOME_BYTES
 
 
-def _read(problem: Problem, row: Row, programs: int, *, small: bool) -> PassConfig | None:
-    """The pass by about so many programs to a multiprocessor; None where such rows are few, narrow or not full.
-    ``small``: few rows are read at once."""
+def _read(problem: Problem, row: Row, programs: int) -> PassConfig | None:
+    """The pass by about so many programs to a multiprocessor, which read few rows at once; None where a sample has few
+    of such rows, or they are narrow or not full."""
     size, added = DTYPE_BYTES[problem.dtype], problem.added
-    if not problem.backward or problem.layout.order != "channels_last" or problem.dtype == "float64":
+    last = problem.layout.order == "channels_last" and problem.view.numel > 0
+    if not (problem.backward and last) or problem.dtype == "float64":
         return None
     behind = () if added is None or added.post_layout is None else (added.post_layout,)
     lanes = row.bytes // size
@@ -102,7 +103,7 @@ def _read(problem: Problem, row: Row, programs: int, *, small: bool) -> PassConf
     if runs.repeat == 1 or runs.alignment * size < WIDEST_LOAD or runs.view.spatial < FEWEST_ROWS or not full:
         return None
     rows, samples = runs.view.spatial, problem.view.samples
-    if small and rows * samples <= FEW_ROWS:
+    if rows * samples <= FEW_ROWS:
         return PassConfig(lanes, 2, 1, row.warps, long=True)
     return PassConfig(lanes, 1, _rows_of_a_program(rows, samples, programs), row.warps, STAGES, long=True)
 
