@@ -2345,6 +2345,8 @@ def test_the_configurations_of_drawn_shapes_that_were_measured(
          "backward", RowsBackwardConfig(1, 16, 132, reload=True)),
         (("layer_norm", 1, None, False), (13, 4096), torch.float64, False, "forward", WholeConfig(1, 16)),
         (("layer_norm", 1, None, False), (33, 8192), torch.bfloat16, False, "forward", WholeConfig(1, 8)),
+        (("group_norm", 4, "silu", False), (6000, 128),
+         torch.bfloat16, False, "backward", HeldConfig(4, 4, samples=8, steps=3, stages=3)),
         (("group_norm", 6, None, False), (3414, 204),
          torch.float32, False, "backward", HeldConfig(2, 2, samples=8, steps=3, stages=3)),
         (("group_norm", 6, None, True), (2955, 204),
