@@ -2,11 +2,11 @@
 
 Tiles of 64 channels and some positions are pieces of 128 bytes of as many rows, and where 64 does not divide the
 channels lanes are empty, or rows of several positions leave partials of each. A long row is one piece of memory, of any
-number of channels, and its program leaves one partial of each channel. Passes that read took on an H200, in us, with
-relu of (37, 140, 192, 192) in fp16 257 in tiles and 185 in long rows, with leaky_relu of (3, 88, 212833) 97 and 63, of
-(2, 63, 1689, 1099) in bf16 295 and 218; the whole backward of (4, 33, 221, 222) in batch_norm in bf16 25.9 and 20.7,
-of (1, 3, 1000, 1001) in instance_norm with silu 18.5 and 13.5, of (24, 12, 493, 494) in batch_norm with gelu 272 and
-227.
+number of channels, and its program leaves one partial of each channel. On an H200 the backward of 156 drawn problems is
+1.10 times as fast so in the geometric mean, at least 0.96 times and at most 1.72: in bf16 instance_norm of (4, 17, 71,
+71) with scale, shift and silu takes 8.7 us, and 14.9 in tiles, of (1, 3, 1000, 1001) with silu 13.5 and 18.5,
+batch_norm of (4, 33, 221, 222) 21.3 and 25.9, of (24, 12, 493, 494) with gelu 227 and 272, but in fp32 group_norm of
+(4, 100, 295, 295) in 5 groups 189, and 181.
 """
 
 from __future__ import annotations
