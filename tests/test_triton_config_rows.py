@@ -235,6 +235,11 @@ def test_what_makes_the_gradients_of_a_gated_sum(
 @pytest.mark.parametrize(
     ("family", "rows", "length", "dtype", "columns"),
     [
+        ("rms_norm", 264, 16384, torch.bfloat16, True), ("rms_norm", 400, 12288, torch.bfloat16, False),
+        ("rms_norm", 527, 16384, torch.float16, False), ("rms_norm", 300, 16000, torch.float32, False),
+        ("layer_norm", 400, 16384, torch.bfloat16, True), ("layer_norm", 300, 16384, torch.float32, True),
+        ("layer_norm", 24986, 9914, torch.bfloat16, True), ("rms_norm", 8000, 9914, torch.bfloat16, False),
+        # Some shorter ones of single elements.
         ("rms_norm", 17, 6605, torch.bfloat16, True), ("rms_norm", 64, 7001, torch.float16, True),
         ("rms_norm", 65, 7001, torch.float16, False), ("rms_norm", 64, 6143, torch.float16, False),
         ("layer_norm", 32, 4537, torch.float16, True), ("rms_norm", 33, 4537, torch.float16, False),
@@ -243,29 +248,13 @@ def test_what_makes_the_gradients_of_a_gated_sum(
         ("layer_norm", 33, 7003, torch.float32, False), ("layer_norm", 20, 6143, torch.float32, False),
     ],
 )  # fmt: skip
-def test_some_rows_of_single_elements_go_by_columns(
-    family: Family, rows: int, length: int, dtype: torch.dtype, columns: bool
-) -> None:
-    x = torch.empty(rows, length, dtype=dtype, device="meta")
-    assert by_columns(backward_problem(norm_of(family, 1), BackwardOperands(x, x, x, x))) == columns
-
-
-@pytest.mark.parametrize(
-    ("family", "rows", "length", "dtype", "columns"),
-    [
-        ("rms_norm", 264, 16384, torch.bfloat16, True), ("rms_norm", 400, 12288, torch.bfloat16, False),
-        ("rms_norm", 527, 16384, torch.float16, False), ("rms_norm", 300, 16000, torch.float32, False),
-        ("layer_norm", 400, 16384, torch.bfloat16, True), ("layer_norm", 300, 16384, torch.float32, True),
-        ("layer_norm", 24986, 9914, torch.bfloat16, True), ("rms_norm", 8000, 9914, torch.bfloat16, False),
-    ],
-)  # fmt: skip
 def test_few_long_rows_go_by_columns_and_those_of_rms_norm_sooner_by_rows(
     family: Family, rows: int, length: int, dtype: torch.dtype, columns: bool
 ) -> None:
     x = torch.empty(rows, length, dtype=dtype, device="meta")
     problem = backward_problem(norm_of(family, 1), BackwardOperands(x, x, x, x))
     assert by_columns(problem) == columns
-    if family == "rms_norm" and not columns:
+    if family == "rms_norm" and not columns and length > 8192:
         assert rows_backward_for(problem).reload == (length != 12288 and dtype != torch.float32)
 
 
