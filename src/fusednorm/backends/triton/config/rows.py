@@ -783,8 +783,8 @@ def _are_few(problem: Problem) -> bool:
     single elements in 32 bits rms_norm of (2, 7311) takes 3.6 and 6.7, layer_norm of (7, 7311) 4.9 and 6.3, of (1,
     4869) 3.1 and 5.6, in 16 of (6, 5575) with gelu_tanh 5.4 and 7.3, of (2, 4697) 3.8 and 6.9, of (10, 7227) with relu
     5.2 and 7.4, but of (1, 4697) 3.3, and 3.0 held. So are some more of single elements: on an H200 rms_norm of (17,
-    6605) in bf16 takes 5.0 us, and 5.8 by rows, of (64, 7001) in fp16 6.4 and 7.2, layer_norm of (32, 4537) 5.2 and
-    6.1, of (20, 7003) in fp32 5.4 and 6.1, but rms_norm of (90, 4501) in bf16 6.3, and 5.3."""
+    6605) in bf16 takes 5.0 us, and 5.8 by rows, layer_norm of (32, 4537) in fp16 5.3 and 6.4, of (20, 7003) in fp32 5.4
+    and 6.1, rms_norm of (64, 7001) in fp16, in single steps, 6.7 and 7.2, but of (90, 4501) in bf16 6.3, and 5.3."""
     rows, length, load = problem.view.samples, problem.reduced, load_bytes(problem)
     if rows <= 2 and problem.norm.smooth and length > MOST_ROW // 4 and problem.dtype != "float64":
         # (1, 6012) in fp32 with gelu takes 3.9 us so, and 4.8 by rows, rms_norm of (2, 5120) in bf16 with silu 3.5 and
