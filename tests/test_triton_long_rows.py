@@ -180,6 +180,8 @@ for lanes, positions, tiles, stages, family, shape, groups, dtype, activation, m
     (128, 1, 4, 2, "batch_norm", (2, 20, 9, 8), 0, "float32", None, True),
     (64, 1, 2, 2, "instance_norm", (2, 33, 5, 5), 0, "float32", "silu", False),
     (16, 1, 2, 2, "group_norm", (2, 40, 5, 5), 5, "float32", None, False),
+    (64, 2, 2, 2, "batch_norm", (333, 1), 0, "float32", "silu", False),
+    (64, 1, 2, 2, "batch_norm", (333, 2), 0, "float16", "silu", False),
 ):
     workload = Workload(family, shape, groups, dtype, "nhwc", activation, modulated)
     config = TilesConfig(PassConfig(lanes, positions, tiles, 1, stages, long=True), PassConfig(16, 8, 2, 1))
@@ -203,6 +205,7 @@ WAYS = [
     *([positions, True, True] for positions in (4, 12, 8, 16)),
     [6, False, True],
     *([1, False, False] for _ in range(2)),
+    *([positions, True, True] for positions in (64, 32)),
 ]
 
 

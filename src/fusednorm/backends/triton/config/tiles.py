@@ -195,11 +195,11 @@ def _passes_for(problem: Problem) -> TilesConfig:
     """The passes in tiles of channels and positions."""
     view = problem.view
     if view.spatial == view.groups == 1 and not problem.norm.per_batch and not problem.backward:
-        return _long_rows(problem)
+        return _pieces_of_rows(problem)
     return (_planes if problem.layout.order == "channels_first" else _rows_of_channels)(problem)
 
 
-def _long_rows(problem: Problem) -> TilesConfig:
+def _pieces_of_rows(problem: Problem) -> TilesConfig:
     """A forward of rows of one group: pieces of a row to a program. Few programs have many warps, and many few: in fp16
     rms_norm of 20 x 14001 with silu writes in 4.0 us on 8 warps, and 4.3 on 4, 48 x 65536 in bf16 takes 7.7 us on 4,
     and 7.5 on 2, 400 x 50002 40 and 35. Wide loads are read by 8 warps where there is no mean, or few programs: 48 x

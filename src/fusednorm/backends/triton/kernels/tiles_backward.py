@@ -68,17 +68,11 @@ def sum_rows(
     return p + dz, tl.fma(dz, xhat, q), r
 
 
-@triton.constexpr_function
-def power_of_two(number):
-    """The least power of two that is not below a number."""
-    return 1 << max(0, number - 1).bit_length()
-
-
 @triton.jit
 def folded(b_lanes, C, REPEAT: tl.constexpr):
     """The sums over the positions of a row of several, by channels."""
-    POSITIONS: tl.constexpr = power_of_two(REPEAT)
-    CHANNELS: tl.constexpr = power_of_two(b_lanes.shape[0] // REPEAT)
+    POSITIONS: tl.constexpr = triton.next_power_of_2(REPEAT)
+    CHANNELS: tl.constexpr = triton.next_power_of_2(b_lanes.shape[0] // REPEAT)
     o_position, o_c = tl.arange(0, POSITIONS)[:, None], tl.arange(0, CHANNELS)[None, :]
     mask = (o_position < REPEAT) & (o_c < C)
     o_lane = tl.where(mask, o_position * C + o_c, 0).reshape(POSITIONS * CHANNELS)
