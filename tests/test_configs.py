@@ -160,6 +160,9 @@ def test_lists_follow_the_default_that_they_are_given() -> None:
     assert set(one_step) <= set(found)
     assert RowsBackwardConfig(4, 1, 2250) not in found  # more programs than one step is for
     assert RowsBackwardConfig(2, 1, 2112) in found  # 16 warps to a multiprocessor
+    x = torch.empty(600, 400, dtype=torch.bfloat16, device="meta")
+    problem = backward_problem(norm_of("rms_norm", 1), BackwardOperands(x, x, x, x))
+    assert RowsBackwardConfig(2, 1, 300) not in rows_backwards(problem, RowsBackwardConfig(1, 1, 528))  # longer rows
     tiles = TilesConfig(PassConfig(4, 8, 2, 1, 3), PassConfig(4, 8, 2, 1))
     assert passes(tiled(problem), tiles)[0] == tiles
 

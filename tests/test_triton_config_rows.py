@@ -239,7 +239,8 @@ def test_what_makes_the_gradients_of_a_gated_sum(
         ("rms_norm", 527, 16384, torch.float16, False), ("rms_norm", 300, 16000, torch.float32, False),
         ("layer_norm", 400, 16384, torch.bfloat16, True), ("layer_norm", 300, 16384, torch.float32, True),
         ("layer_norm", 24986, 9914, torch.bfloat16, True), ("rms_norm", 8000, 9914, torch.bfloat16, False),
-        # Some shorter ones of single elements.
+        # Some shorter ones of single elements, more than one.
+        ("rms_norm", 1, 7001, torch.float16, False), ("layer_norm", 1, 5001, torch.bfloat16, False),
         ("rms_norm", 17, 6605, torch.bfloat16, True), ("rms_norm", 64, 7001, torch.float16, True),
         ("rms_norm", 65, 7001, torch.float16, False), ("rms_norm", 64, 6143, torch.float16, False),
         ("layer_norm", 32, 4537, torch.float16, True), ("rms_norm", 33, 4537, torch.float16, False),

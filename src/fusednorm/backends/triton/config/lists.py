@@ -230,8 +230,8 @@ def _in_runs(problem: Problem) -> Problem:
 def _passes(
     problem: Problem, default: PassConfig, others: Iterable[PassConfig], near: Iterable[PassConfig]
 ) -> list[PassConfig]:
-    """The default, the others, and the first near the default that fit a program. None is near long rows."""
-    fitting = () if default.long else (one for one in near if _fits(problem, one))
+    """The default, the others, and the first near the default that fit a program."""
+    fitting = (one for one in near if _fits(problem, one))
     return list(dict.fromkeys((default, *others, *fitting)))[:MOST_PASSES]
 
 
