@@ -24,8 +24,6 @@ FORWARD_ONLY, NO_GAMMA_BETA = (
     ("triton.whole", "triton.flat", "hopper.slabs"),
     ("hopper.resident", "hopper.columns", "hopper.rows", "hopper.row_parts"),
 )
-#: Whose forward goes with a backward that is all of an instance.
-FORWARDS = {"hopper.rows": "triton.rows", "hopper.row_parts": "triton.rows"}
 PARAMETERS = ("weight", "bias", "scale", "shift")
 #: Relative to the largest value: a rounding to the dtype, and what the sums before it lose.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -33,7 +31,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, tor
 
 @dataclass(frozen=True)
 class Subject:
-    """An instance, a norm that it runs, and the memory that it runs it in."""
+    """An instance, a norm that it runs, and the memory that it runs it in; the instance of the forward where it runs
+    the backward alone."""
 
     instance: str
     norm: Norm
@@ -42,6 +41,7 @@ class Subject:
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     modulated: bool = True
+    forward: str = ""
 
     @property
     def evaluates(self) -> bool:
@@ -81,13 +81,15 @@ SUBJECTS = (
     Subject("triton.flat", norm_of("batch_norm", eps=1e-3, training=False), (3, 8, 5, 7), last=True),
     Subject("hopper.resident", norm_of("group_norm", 4, eps=1e-3), (3, 8, 64, 64)),
     Subject("hopper.resident", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 8), modulated=False),
+    Subject("hopper.resident", norm_of("group_norm", 4, eps=1e-3), (3, 8, 37, 53), forward="triton.tiles"),
+    Subject("hopper.resident", norm_of("batch_norm", eps=1e-3), (3, 8, 3, 7), modulated=False, forward="triton.tiles"),
     Subject("hopper.slabs", norm_of("group_norm", 4, eps=1e-3), (3, 32, 5, 7), last=True),
     Subject("hopper.columns", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 8)),
     Subject("hopper.columns", norm_of("rms_norm", 0, eps=1e-3), (3, 8, 5, 8), modulated=False),
-    Subject("hopper.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24)),
-    Subject("hopper.rows", norm_of("rms_norm", 1, eps=1e-3), (9, 24)),
-    Subject("hopper.row_parts", norm_of("layer_norm", 1, eps=1e-3), (9, 43)),
-    Subject("hopper.row_parts", norm_of("rms_norm", 1, eps=1e-3), (9, 43)),
+    Subject("hopper.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24), forward="triton.rows"),
+    Subject("hopper.rows", norm_of("rms_norm", 1, eps=1e-3), (9, 24), forward="triton.rows"),
+    Subject("hopper.row_parts", norm_of("layer_norm", 1, eps=1e-3), (9, 43), forward="triton.rows"),
+    Subject("hopper.row_parts", norm_of("rms_norm", 1, eps=1e-3), (9, 43), forward="triton.rows"),
     Subject("reference", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7)),
 )
 
@@ -151,8 +153,7 @@ def _wide(operands: Any) -> Any:
 def _plan(subject: Subject, operands: Any, wanted: Any = EVERYTHING) -> Any:
     """The instance's plan; None for a direction that it does not run."""
     if isinstance(operands, Operands):
-        name = FORWARDS.get(subject.instance, subject.instance)
-        return dispatch.make_plan(forward_problem(subject.norm, operands), name)
+        return dispatch.make_plan(forward_problem(subject.norm, operands), subject.forward or subject.instance)
     if subject.instance in FORWARD_ONLY:
         return None
     direction = backward_direction(wanted)

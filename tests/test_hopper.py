@@ -498,6 +498,13 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (over_batch((32, 256, 56, 56), backward=True, training=False), "triton.tiles"),
         (over_batch((8, 256, 56, 56)), "triton.tiles"),
         (over_batch((33, 256, 55, 55)), "triton.tiles"),
+        (over_batch((47, 96, 109, 109), "relu", torch.float16, backward=True), "hopper.resident"),  # shifted planes
+        (over_batch((188, 60, 57, 57), "leaky_relu", torch.float16, backward=True), "hopper.resident"),  # 79 %
+        (over_batch((97, 192, 23, 49), "relu", backward=True), "triton.tiles"),  # 55 %
+        (problem_of((59, 512, 560), 8, torch.float32, "relu", backward=True), "hopper.resident"),
+        (over_batch((230, 512, 31, 17), None, torch.float32, backward=True), "triton.tiles"),  # 52 %
+        (problem_of((38, 192, 177, 177), 192, activation=None, backward=True), "hopper.resident"),
+        (problem_of((16, 256, 57, 57), activation=None, backward=True), "triton.tiles"),  # 27 MB
         (over_batch((60, 64, 32, 32), dtype=torch.float16), "hopper.resident"),  # short planes in one wave
         (over_batch((100, 128, 24, 24), None), "hopper.resident"),
         (over_batch((60, 64, 32, 32), "gelu"), "triton.tiles"),
@@ -643,9 +650,13 @@ def test_the_sums_around_a_large_norm_are_fused(problem: Problem, expected: type
     [
         (problem_of((2, 64, 64, 64), dtype=torch.float64), "float32"),
         (problem_of((2, 64, 64, 64), last=True), "channels_first"),
-        (problem_of((2, 64, 31, 31)), "vectors of 16 bytes"),
+        (problem_of((2, 64, 31, 31)), "vectors of 16 bytes, which the forward needs"),
         (apart(problem_of((2, 64, 64, 64)), sample=4), "vectors of 16 bytes"),
-        (apart(problem_of((2, 64, 64, 64)), channel=8), "packed memory"),
+        (apart(problem_of((2, 64, 64, 64)), channel=8), "not packed"),
+        (summed((2, 64, 31, 31), backward=True), "which sums around the norm need"),
+        (problem_of((2, 64, 3, 5), backward=True), "shorter than two"),
+        (apart(problem_of((2, 64, 31, 31), backward=True), sample=4), "samples are not packed"),
+        (problem_of((1 << 14, 1 << 14, 3, 7), backward=True), "too many of these"),
         (added_apart(summed((2, 64, 64, 64)), sample=4), "vectors of 16 bytes"),
         (replace(problem_of((2, 64, 64, 64)), device="cpu"), "runs on cuda"),
         (problem_of((1, 32, 4096, 4096)), "does not fit"),
@@ -858,16 +869,30 @@ def test_a_block_has_fewer_positions_where_channels_are_many_or_blocks_few(
 
 
 def test_a_backward_has_the_chunks_that_its_channels_fill() -> None:
-    """And larger ones where a unit of float32 has many, or where it fits the chip no other way."""
-    assert resident_for(problem_of((32, 256, 56, 56), backward=True), PROCESSORS) == SMALL
-    assert resident_for(problem_of((16, 320, 100, 100), backward=True), PROCESSORS) == ResidentConfig(
-        256, 4, 2, 2, 0, 4
-    )
+    """And those on as many blocks as have work, and larger ones where a unit of float32 has many."""
+    many_blocks, long_chunks = ResidentConfig(512, 2, 1, 1, 0, 6), ResidentConfig(1024, 4, 1, 1, 0, 3)
+    short_chunks = ResidentConfig(256, 2, 1, 2, 0, 8)
+    for shape, groups, dtype, chosen in (
+        ((32, 512, 64, 64), 32, "bfloat16", many_blocks),
+        ((16, 320, 64, 64), 32, "bfloat16", many_blocks),
+        ((8, 128, 256, 256), 32, "bfloat16", many_blocks),  # 64 chunks
+        ((38, 192, 177, 177), 192, "bfloat16", many_blocks),
+        ((41, 320, 72, 72), 32, "float16", short_chunks),  # 84 % full, and others 63 %
+        ((1, 512, 256, 256), 32, "bfloat16", long_chunks),
+        ((2, 320, 256, 256), 32, "bfloat16", SMALL),  # with others a fifth of the blocks have none
+        ((5, 320, 96, 96), 8, "float32", SMALL),  # too many short chunks
+    ):
+        problem = problem_of(shape, groups, getattr(torch, dtype), backward=True)
+        assert resident_for(problem, PROCESSORS) == chosen, shape
+    assert resident_for(over_batch((47, 96, 104, 108), backward=True), PROCESSORS) == long_chunks
+    assert resident_for(over_batch((47, 96, 109, 109), backward=True), PROCESSORS) == SMALL
+    assert resident_for(summed((32, 512, 64, 64), backward=True), PROCESSORS) == SMALL
+    assert resident_for(summed((16, 320, 100, 100), backward=True), PROCESSORS) == ResidentConfig(256, 4, 2, 2, 0, 4)
     many = problem_of((2, 96, 48, 61, 77), dtype=torch.float32, backward=True)
     assert resident_for(many, PROCESSORS) == ResidentConfig(512, 4, 2, 2, 0, 2)
     assert resident_for(problem_of((2, 96, 48, 61, 80), backward=True), PROCESSORS) == SMALL
     long = problem_of((5, 5, 32, 128, 305), 5, torch.float32, backward=True)
-    assert resident_for(long, PROCESSORS) == ResidentConfig(256, 4, 6, 1, 0, 2)
+    assert resident_for(long, PROCESSORS) == long_chunks
     assert resident_for(replace(long, dtype="bfloat16"), PROCESSORS) == SMALL
     assert resident_for(problem_of((7, 40, 80, 80, 80), 4, backward=True), PROCESSORS) is None
 
@@ -940,6 +965,9 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         ),
         (over_batch((32, 256, 56, 56), "silu", backward=True), SMALL, (5, 6), "sm_90"),
         (over_batch((32, 256, 64, 64), backward=True, post_add=(32, 256, 64, 64)), SMALL, (5, 6), "sm_100"),
+        (problem_of((8, 256, 81, 81), backward=True), SMALL, (5, 6), "sm_90"),
+        (problem_of((4, 96, 45, 45), 32, torch.float32, "gelu", backward=True), SMALL, (), "sm_90"),
+        (over_batch((25, 64, 13, 169), None, backward=True), ResidentConfig(128, 4, 4, 2, 0, 4), (5, 6), "sm_100"),
         (summed((8, 128, 256, 256)), ResidentConfig(512, 4, 2, 2, 0, 4), NO_MODULATION, "sm_90"),
         (
             summed((8, 256, 100, 76), keeps_sum=False, pre_add=(8, 256)),
@@ -973,6 +1001,9 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         "across samples, with sums",
         "across samples, backward",
         "across samples, behind, backward",
+        "shifted planes, backward",
+        "shifted planes in float32, backward",
+        "shifted planes across samples, backward",
         "sum",
         "sum with numbers",
         "sum with a product, and behind",

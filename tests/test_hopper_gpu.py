@@ -18,6 +18,8 @@ from fusednorm.backends.hopper import instances
 from fusednorm.backends.hopper.instances import INSTANCES, RESIDENT, SLABS, unavailable
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
+from fusednorm.choice import named
+from fusednorm.norm import Family
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Problem
 
@@ -52,6 +54,22 @@ BATCHES = (
     Workload("batch_norm", (1, 40, 1000, 64)),
     Workload("batch_norm", (700, 3, 1, 8)),
 )
+#: Planes that are no whole number of vectors, of which the backward alone runs: several tiles to a plane and one, in
+#: one wave, in several, and with a leader; channels of all samples.
+SHIFTED = (
+    Workload("group_norm", (2, 64, 63, 65), 8),
+    Workload("group_norm", (37, 64, 41, 53), 4),
+    Workload("group_norm", (300, 96, 27, 31), 12, modulated=True),
+    Workload("group_norm", (3, 16, 513, 511), 2),
+    Workload("group_norm", (7, 640, 3, 7), 32),
+    Workload("instance_norm", (9, 50, 17, 15, 31)),
+    Workload("instance_norm", (2, 11, 999, 1001), modulated=True),
+    Workload("batch_norm", (5, 16, 63, 127)),
+    Workload("batch_norm", (32, 24, 57, 57)),
+    Workload("batch_norm", (300, 16, 5, 11)),
+    Workload("batch_norm", (9, 50, 16, 17, 31)),
+    Workload("batch_norm", (700, 3, 1, 18)),
+)
 #: Whole slabs to a wave, and slabs across waves; pieces of each size, uneven chunks, lanes that no channel has, one
 #: chunk, many groups, long slabs.
 SLAB_WORKLOADS = tuple(
@@ -77,18 +95,19 @@ def name_of(workload: Workload) -> str:
 
 
 def check(workload: Workload, init: Init = "normal") -> None:
-    """The forward, and the backward where the instance has it: of channels_first."""
+    """The forward, or that of tiles where the instance has none, and the backward where it has one."""
     inputs, name = draw(workload, init, device="cuda"), name_of(workload)
-    results = forward(workload, inputs, name)
-    assert faults(workload, inputs, results, "forward") == [], (workload.key, init)
     instance = next(one for one in INSTANCES if one.name == name)
+    forwards = instance.supports(problem_of_workload("forward", workload, inputs)) is None
+    results = forward(workload, inputs, name if forwards else "triton.tiles")
+    assert faults(workload, inputs, results, "forward") == [], (workload.key, init)
     if instance.supports(problem_of_workload("backward", workload, inputs)) is None:
         results |= backward(workload, inputs, results["mean"], results["rstd"], name)
         assert faults(workload, inputs, results) == [], (workload.key, init)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("workload", WORKLOADS + BATCHES + SLAB_WORKLOADS, ids=lambda workload: workload.key)
+@pytest.mark.parametrize("workload", WORKLOADS + BATCHES + SHIFTED + SLAB_WORKLOADS, ids=lambda workload: workload.key)
 def test_numerics(workload: Workload, dtype: str) -> None:
     check(replace(workload, dtype=dtype, activation="silu"))
 
@@ -96,14 +115,16 @@ def test_numerics(workload: Workload, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str | None, dtype: str) -> None:
-    for workload in (WORKLOADS[1], WORKLOADS[-2], BATCHES[2], SLAB_WORKLOADS[1]):
+    for workload in (WORKLOADS[1], WORKLOADS[-2], BATCHES[2], SHIFTED[0], SHIFTED[9], SLAB_WORKLOADS[1]):
         check(replace(workload, activation=activation, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("init", ["offset", "zeros", "large"])
 def test_hard_inputs(init: Init, dtype: str) -> None:
-    for workload in (*WORKLOADS[1:4], *WORKLOADS[-3:], *BATCHES[1:4], *SLAB_WORKLOADS[:3], *SLAB_WORKLOADS[-3:]):
+    for workload in (*WORKLOADS[1:4], *WORKLOADS[-3:], *BATCHES[1:4], *SHIFTED[1:4], *SHIFTED[-3:]):
+        check(replace(workload, dtype=dtype), init)
+    for workload in (*SLAB_WORKLOADS[:3], *SLAB_WORKLOADS[-3:]):
         check(replace(workload, dtype=dtype), init)
 
 
@@ -128,11 +149,14 @@ def test_every_configuration_gives_the_result_of_the_first(workload: Workload) -
         torch.testing.assert_close(found.rstd, expected.rstd, rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS[1:4] + BATCHES[2:3], ids=lambda workload: workload.key)
+@pytest.mark.parametrize(
+    "workload", WORKLOADS[1:4] + BATCHES[2:3] + SHIFTED[1:3] + SHIFTED[8:10], ids=lambda workload: workload.key
+)
 def test_every_configuration_of_a_backward_gives_the_result_of_the_first(workload: Workload) -> None:
     workload = replace(workload, dtype="float32", activation="silu")
     inputs, operands = _inputs(workload)
-    forward = RESIDENT.plan(problem_of_workload("forward", workload, inputs))(operands)
+    problem = problem_of_workload("forward", workload, inputs)
+    forward = named(problem, "triton.tiles").plan(problem)(operands)
     given = BackwardOperands(
         inputs.grad_output, inputs.input, forward.mean, forward.rstd, inputs.weight, inputs.bias, inputs.scale,
         inputs.shift,
@@ -218,6 +242,28 @@ def test_what_is_not_finite_stays_in_its_unit(value: float, name: str) -> None:
     assert found[5, 16:32].isnan().all()
     found[5, 16:32] = expected[5, 16:32]
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("norm", ["group_norm", "batch_norm"])
+def test_what_is_not_finite_stays_in_its_unit_where_vectors_have_elements_of_two(norm: Family) -> None:
+    """Also where it is the first element of a plane, or the last, beside another unit's."""
+    workload = Workload(norm, (9, 64, 41, 53), 4 * (norm == "group_norm"), "bfloat16", activation="silu")
+    inputs = draw(workload, device="cuda")
+    made = forward(workload, inputs, "triton.tiles")
+
+    def gradient() -> Tensor:
+        return backward(workload, inputs, made["mean"], made["rstd"], NAME)["grad_input"]
+
+    expected = gradient()
+    for place in ((0, 0), (40, 52)):
+        kept = inputs.grad_output.clone()
+        inputs.grad_output[(5, 17, *place)] = float("nan")
+        found = gradient()
+        inputs.grad_output.copy_(kept)
+        poisoned = (slice(None), 17) if norm == "batch_norm" else (5, slice(16, 32))
+        assert found[poisoned].isnan().all()
+        found[poisoned] = expected[poisoned]
+        assert torch.equal(found, expected)
 
 
 def test_a_batch_of_a_larger_one_and_an_input_between_16_bytes() -> None:

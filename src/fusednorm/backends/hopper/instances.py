@@ -16,6 +16,7 @@ from fusednorm.backends.hopper.config.resident import (
     configs,
     divides,
     resident_for,
+    shifted,
     spread,
     unit_vectors,
     vector_of,
@@ -41,10 +42,11 @@ FULL_WAVE, FULL_WAVE_TILES = 0.95, 4
 #: Operations of an activation that take a part of the time of a second read of 16-bit elements, those of a sigmoid, and
 #: that take about all of it, more than those of silu.
 BUSY, DEAR = 14, 17
-#: The part of the chunks that units fill, and of the blocks that work at a time, from which on a backward in one read
-#: is faster: with chunks that are 77 % full (32, 256, 56, 56) in 32 groups in bf16 took 54.5 us, and 64.6 in two reads,
-#: at 57 % (40, 128, 2320) in 16 groups 35.5 and 33.5; on 65 % of the blocks (1, 256, 512, 512) with silu 179 and 165.
-LEAST_FILLED = 0.75
+#: The share of the blocks that work and of their chunks that units fill from which on a backward in one read is faster,
+#: of elements of 16 bits and of 32: batch_norm of (188, 60, 57, 57) in fp16 with leaky_relu, at 79 %, takes 95 us so,
+#: and 103 in two reads, of (77, 60, 49, 49), at 57 %, 37 and 35, in fp32 of (106, 512, 33, 33) with relu, at 53 %, 278
+#: and 325, (59, 512, 560) in 8 groups with relu, at 55 %, 71 and 88.
+LEAST_WORKING, LEAST_WORKING_WIDE = 0.75, 0.53
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
 #: the last turn are short: 1000 x 16384 in bf16 took 53 us, and 55 in two reads, 500 x 12288 32 and 24. The same of
 #: rows with a mean, which others take in parts: 1000 x 12288 takes 38 us, and 34 in parts, 4096 x 16384 115 and 131.
@@ -139,7 +141,27 @@ def _across(problem: Problem) -> str | None:
     if problem.modulated:
         return "takes no scale and shift of the samples that share a statistic"
     # Beyond a unit's end, where a division may be wrong, the kernels load and store nothing.
-    return None if divides(unit_vectors(problem), channel_vectors(problem)) else "a unit is too long"
+    return (
+        None if shifted(problem) or divides(unit_vectors(problem), channel_vectors(problem)) else "a unit is too long"
+    )
+
+
+def _shifted(problem: Problem) -> str | None:
+    """Why hopper.resident does not take channels that are no whole number of vectors of 16 bytes, or None."""
+    whole = "a channel is no whole number of vectors of 16 bytes, "
+    if not problem.backward:
+        return whole + "which the forward needs"
+    if problem.added is not None:
+        return whole + "which sums around the norm need"
+    if problem.view.spatial < 2 * vector_of(problem):
+        return whole + "and shorter than two of these"
+    view = problem.view
+    for layout in filter(None, problem.layouts):
+        if view.samples > 1 and layout.sample != view.channels * view.spatial:
+            return whole + "and samples are not packed in memory"
+    # The kernel counts vectors, and elements beyond whole ones, in 32 bits.
+    few = view.samples * view.channels * (view.spatial // vector_of(problem) + vector_of(problem)) < 1 << 31
+    return None if few else whole + "and there are too many of these"
 
 
 def _no_rows(problem: Problem) -> str | None:
@@ -198,9 +220,11 @@ class ResidentInstance:
         if reason is not None:
             return reason
         for layout in filter(None, problem.layouts):
-            packed = view.channels == 1 or layout.channel == view.spatial
-            if not packed or not _vectors(problem, view.spatial) or not _vectors(problem, layout.sample):
-                return "a channel is no whole number of vectors of 16 bytes in packed memory"
+            if view.channels > 1 and layout.channel != view.spatial:
+                return "channels are not packed in memory"
+        reason = _shifted(problem) if shifted(problem) else None
+        if reason is not None:
+            return reason
         reason = _across(problem)
         if reason is not None:
             return reason
@@ -467,12 +491,12 @@ def choose(problem: Problem) -> Instance | None:
     place = spread(problem, config, processors())
     assert place is not None
     if small:
-        full = place.even and place.blocks >= FULL_WAVE * config.blocks * processors()
+        full = place.even and place.works(config, processors()) >= FULL_WAVE
         pays = config.tiles <= FEW_TILES if problem.norm.per_batch else full and config.tiles <= FULL_WAVE_TILES
         return RESIDENT if place.waves == 1 and pays else None
     if problem.backward:
-        idle = place.filled < LEAST_FILLED or place.blocks < LEAST_FILLED * config.blocks * processors()
-        return None if idle or _dear(problem) else RESIDENT
+        least = LEAST_WORKING if DTYPE_BYTES[problem.dtype] == 2 else LEAST_WORKING_WIDE
+        return None if place.works(config, processors()) < least or _dear(problem) else RESIDENT
     ragged = not problem.norm.per_batch and channel_vectors(problem) % config.vectors != 0
     return None if (_busy(problem) and ragged) or (_dear(problem) and not place.even) else RESIDENT
 

@@ -98,6 +98,10 @@ class Spread(Waves):
         """The share of the chunks that units fill."""
         return self.vectors / (self.parts * self.chunk)
 
+    def works(self, config: ResidentConfig, processors: int) -> float:
+        """The share of what the chip could work on at a time that it does: of its blocks, and of their chunks."""
+        return self.filled * self.blocks / (config.blocks * processors)
+
     @property
     def leads(self) -> bool:
         """Whether the block of a unit's first chunk leads; a leader merges in a wave behind that of the sums."""
@@ -134,13 +138,27 @@ def channel_vectors(problem: Problem) -> int:
     return problem.view.spatial * DTYPE_BYTES[problem.dtype] // VECTOR_BYTES
 
 
+def shifted(problem: Problem) -> bool:
+    """Whether planes, a channel of a sample each, are no whole number of vectors, or do not begin at whole ones."""
+    size, view = DTYPE_BYTES[problem.dtype], problem.view
+    layouts = [layout for layout in problem.layouts if layout]
+    return any(count * size % VECTOR_BYTES for count in (view.spatial, *(layout.sample for layout in layouts)))
+
+
+def unit_tiles(problem: Problem, vectors: int) -> int:
+    """The tiles of so many vectors of a unit. In a backward a tile is of one channel, and where planes are shifted of
+    one sample, too."""
+    view, per_batch = problem.view, problem.norm.per_batch
+    planes = view.samples if per_batch else view.group_channels
+    if problem.backward and (shifted(problem) or not per_batch):
+        return planes * -(-channel_vectors(problem) // vectors)
+    return -(-unit_vectors(problem) // vectors)
+
+
 def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread | None:
     """The spread of a problem's units, or None where a configuration does not suit them."""
     vectors, units = unit_vectors(problem), problem.num_statistics
-    chunk = config.vectors * config.tiles
-    tiles = -(-vectors // config.vectors)
-    if problem.backward and not problem.norm.per_batch:  # a tile is of one channel
-        tiles = problem.view.group_channels * -(-channel_vectors(problem) // config.vectors)
+    chunk, tiles = config.vectors * config.tiles, unit_tiles(problem, config.vectors)
     tensors = 2 if problem.backward else 1
     found = in_waves(units, -(-tiles // config.tiles), config, processors, tensors=tensors, least=0)
     return None if found is None else Spread(**asdict(found), vectors=vectors, chunk=chunk)
@@ -148,7 +166,8 @@ def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread 
 
 def candidates() -> Iterator[ResidentConfig]:
     """Every configuration that was worth a try in some problem."""
-    sizes = (512, 4, 3), (512, 4, 4), (512, 4, 5), (1024, 4, 2), (1024, 4, 3), (1024, 8, 2), (512, 4, 2), (256, 4, 4)
+    sizes = [(512, 4, 3), (512, 4, 4), (512, 4, 5), (1024, 4, 2), (1024, 4, 3), (1024, 8, 2), (512, 4, 2), (256, 4, 4)]
+    sizes += [(512, 2, 4), (512, 2, 6), (256, 2, 8), (256, 1, 8)]
     for vectors, warps, blocks in sizes:
         for tiles in range(1, MOST_TILES + 1):
             for lag, ahead in ((2, 0), (1, 1), (1, 0), (2, 1), (3, 0), (3, 1)):
@@ -203,18 +222,44 @@ def _of_few_waves(problem: Problem, config: ResidentConfig, processors: int) -> 
     return closer if few else config
 
 
+#: Configurations of a backward, and how fast they are beside one another where all blocks have full chunks: of units
+#: that have up to FEW_PARTS chunks, and of others. Many small blocks hide from one another what each waits for: (32,
+#: 512, 64, 64) in 32 groups in bf16 with silu takes 118 us on six blocks of two warps, and 126 on four of four. Long
+#: chunks have fewer sums to make: (1, 512, 256, 256) takes 70 us in the longest, and 74, batch_norm of (47, 96, 104,
+#: 108) in fp16 with relu 96 and 101. Of many short ones each block merges more.
+FEW_PARTS = 100
+BACKWARD = {
+    ResidentConfig(512, 2, 1, 1, 0, 6): (1.06, 0.98),
+    ResidentConfig(1024, 4, 1, 1, 0, 3): (1.05, 1.05),
+    ResidentConfig(512, 4, 1, 2, 0, 4): (1.0, 1.0),
+    ResidentConfig(256, 2, 1, 2, 0, 8): (0.98, 0.85),
+    ResidentConfig(256, 4, 2, 2, 0, 4): (0.92, 0.85),
+    ResidentConfig(256, 4, 3, 1, 0, 4): (0.9, 0.92),
+}
+#: Those of them that were measured with sums around the norm, whose tensors take registers.
+BACKWARD_OF_SUMS = [config for config in BACKWARD if config.warps == 4 and config.vectors <= 512]
+
+
 def _backward_for(problem: Problem, processors: int) -> ResidentConfig | None:
-    """Chunks of 512 vectors: one tile, or two of 256 where channels fill these better, (16, 320, 100, 100) in 32 groups
-    in fp16 with relu takes 107 us so, and 117. Of 768, one wave behind, where a unit is too long for these. Twice as
-    long, on half as many blocks, where a unit of float32 has many: (2, 96, 48, 61, 77) in 32 groups takes 150 us so,
-    and 183."""
-    order = [ResidentConfig(512, 4, 1, 2, 0, 4), ResidentConfig(256, 4, 2, 2, 0, 4), ResidentConfig(256, 4, 3, 1, 0, 4)]
-    found = _first_filled(problem, processors, order)
-    if found is not None and problem.dtype == "float32":
-        place, larger = spread(problem, found, processors), replace(found, tiles=2 * found.tiles, blocks=2)
-        if place is not None and place.leads and spread(problem, larger, processors) is not None:
-            return larger
-    return found
+    """The fastest by the share of the blocks that work and of their chunks that units fill: (41, 320, 72, 72) in 32
+    groups in fp16 with silu takes 148 us in chunks of 256 vectors, which are 84 % full, and 180 in chunks of 512, which
+    are 63 % full, (2, 320, 256, 256) in bf16 87 us on all blocks, and 98 on 81 % of them. Chunks are twice as long, on
+    half as many blocks, where a unit of float32 has many: (2, 64, 64, 96, 96), instance_norm with relu, takes 243 us
+    so, and 306, (2, 96, 48, 61, 77) in 32 groups took 150 and 183."""
+    known = BACKWARD if problem.added is None else BACKWARD_OF_SUMS
+    places = {config: spread(problem, config, processors) for config in known}
+    speeds = {
+        config: BACKWARD[config][place.parts > FEW_PARTS] * place.works(config, processors)
+        for config, place in places.items()
+        if place is not None
+    }
+    if not speeds:
+        return None
+    found = max(speeds, key=speeds.__getitem__)
+    place, larger = places[found], replace(found, tiles=2 * found.tiles, blocks=2)
+    assert place is not None
+    doubled = problem.dtype == "float32" and place.leads
+    return larger if doubled and spread(problem, larger, processors) is not None else found
 
 
 def _first_filled(problem: Problem, processors: int, order: Sequence[ResidentConfig]) -> ResidentConfig | None:

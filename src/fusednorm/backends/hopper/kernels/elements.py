@@ -45,6 +45,17 @@ def offsets_of_words(o_vectors, layout: gl.constexpr):
 
 
 @gluon.jit
+def offsets_of_ends(shift, length, VECTOR: gl.constexpr, THREADS: gl.constexpr, layout: gl.constexpr):
+    """Of ``length`` neighbours, the first of which is element ``shift`` of a vector, those in no whole vector, one for
+    each thread: which it is, whether it lies before the first whole vector, and whether behind the last one."""
+    o_thread = gl.arange(0, THREADS, layout)
+    o_last = length - (length + shift) % VECTOR + o_thread - VECTOR
+    before = o_thread < (VECTOR - shift) % VECTOR
+    behind = (o_thread >= VECTOR) & (o_last < length)
+    return gl.where(o_thread < VECTOR, o_thread, o_last), before, behind
+
+
+@gluon.jit
 def _halves(b_words):
     """The two float16 of each word as float32."""
     return gl.inline_asm_elementwise(

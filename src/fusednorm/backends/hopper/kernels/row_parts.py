@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fusednorm.backends.hopper.kernels.elements import (
     neighbours_layout,
+    offsets_of_ends,
     product_sum_of,
     sum_of,
     tile_layout,
@@ -113,11 +114,8 @@ def ends_of(
     K: gl.constexpr, VECTOR: gl.constexpr, THREADS: gl.constexpr, EACH: gl.constexpr,
 ):  # fmt: skip
     """The first part has those before the first whole vector, the last part those behind the last one."""
-    o_thread = gl.arange(0, THREADS, EACH)
-    o_last = K - (K + shift) % VECTOR + o_thread - VECTOR
-    before = (o_thread < (VECTOR - shift) % VECTOR) & (place == 0)
-    behind = (o_thread >= VECTOR) & (o_last < K) & (place == parts - 1)
-    o_column, m_column = gl.where(o_thread < VECTOR, o_thread, o_last), before | behind
+    o_column, before, behind = offsets_of_ends(shift, K, VECTOR, THREADS, EACH)
+    m_column = (before & (place == 0)) | (behind & (place == parts - 1))
     gain, offset = gl.full([THREADS], 1.0, gl.float32, EACH), gl.zeros([THREADS], gl.float32, EACH)
     if p_weight is not None:
         gain = gl.load(p_weight + o_column, mask=m_column, other=0.0).to(gl.float32)

@@ -7,7 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from fusednorm.backends.hopper.config.resident import ResidentConfig, channel_vectors, magic, spread, vector_of
+from fusednorm.backends.hopper.config.resident import (
+    ResidentConfig,
+    channel_vectors,
+    magic,
+    shifted,
+    spread,
+    unit_tiles,
+    vector_of,
+)
 from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForward, name_of, narrower_sum_forward
@@ -98,9 +106,10 @@ class ResidentBackward(Resident, NarrowerBackward):
         Resident.__init__(self, problem, config, processors)
         view, output, grad = problem.view, problem.output_layout, problem.grad_layout
         assert output is not None and grad is not None
-        channel = channel_vectors(problem)
-        length = self.place.vectors if self.across else channel
-        tiles = -(-length // config.vectors)
+        channel, moved = channel_vectors(problem), shifted(problem)
+        # Of a channel, of all samples where these share statistics, and of one of a sample.
+        tiles = unit_tiles(problem, config.vectors) // view.group_channels
+        plane_tiles = tiles if self.across and not moved else -(-channel // config.vectors)
         if self.across:  # the partials of a channel are those of one sample
             view = replace(view, samples=1)
         numbers = problem.added is not None and problem.added.grad_numbers
@@ -110,17 +119,20 @@ class ResidentBackward(Resident, NarrowerBackward):
         self.of_numbers = NumbersGradient(self, self.partials) if numbers else None
         used = problem.norm.activation
         (behind,) = behind_layout(problem) or (output,)
-        samples = (layout.sample // self.vector for layout in (problem.layout, grad, output, behind))
+        unit = 1 if moved else self.vector
+        samples = (layout.sample // unit for layout in (problem.layout, grad, output, behind))
         scalars = (
-            self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, channel,
-            magic(channel if self.across else tiles), tiles, self.partials.total, 1.0 / problem.reduced,
-            self.activation_parameter,
+            self.place.vectors, view.group_channels, view.groups, *samples, *self.walk,
+            problem.view.spatial if moved else channel, magic(channel if self.across and not moved else plane_tiles),
+            tiles, plane_tiles, self.partials.total, 1.0 / problem.reduced, self.activation_parameter,
         )  # fmt: skip
         _, derivative = activation(name_of(problem), problem.dtype)
         told = used is not None and used.told
-        full = length % config.vectors == 0
+        full = (self.place.vectors if self.across else channel) % config.vectors == 0
         constants = {
-            "DERIVATIVE": derivative, **self.alpha, **self.constants, "FULL": full, "TOLD": told, "NUMBERS": numbers,
+            "DERIVATIVE": derivative, **self.alpha, **self.constants, "EVEN": self.place.even and not moved,
+            "FULL": full and not moved, "SHIFTED": moved, "SMOOTH": problem.norm.smooth, "TOLD": told,
+            "NUMBERS": numbers,
         }  # fmt: skip
         self.launch = self.launch_of(resident_backward.resident_backward, scalars, constants)
         self.combinations: dict[tuple[bool, bool], Combination] = {}
