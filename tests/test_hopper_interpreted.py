@@ -1,0 +1,317 @@
+"""The kernels of hopper.resident without a GPU, as Python over numpy: their results and sums against fp64, each element
+stored once, nothing read or stored outside of a tensor, on spreads of units over few blocks."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from gluon_interpreter import TYPES, Kernels, Memory, Pointer, Value, plain, scalars_of
+
+from fusednorm.activations import resolve
+from fusednorm.backends.hopper.config.resident import ResidentConfig, spread
+from fusednorm.backends.hopper.instances import RESIDENT
+from fusednorm.backends.hopper.plans.resident import ResidentBackward, ResidentForward, ResidentSumBackward
+from fusednorm.norm import Family, norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problem import Problem
+from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem
+
+EPS = 1e-5
+
+
+@functools.cache
+def kernels() -> Kernels:
+    return Kernels()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A norm of groups, or of batches where there are none, on so many multiprocessors."""
+
+    shape: tuple[int, ...]
+    groups: int
+    config: ResidentConfig
+    processors: int = 2
+    dtype: torch.dtype = torch.float32
+    activation: str | None = "silu"
+    modulated: bool = False
+    around: str | None = None
+
+    def problem(self, backward: bool) -> Problem:
+        samples, channels = self.shape[:2]
+        family: Family = "group_norm" if self.groups else "batch_norm"
+        norm = norm_of(family, self.groups, eps=EPS, activation=resolve(self.activation))
+        with torch.device("meta"):
+            input, parameter = torch.empty(self.shape, dtype=self.dtype), torch.empty(channels)
+            statistic = torch.empty(samples, self.groups) if self.groups else torch.empty(channels)
+            scale = torch.empty(samples, channels) if self.modulated else None
+        if not backward:
+            return forward_problem(norm, Operands(input, parameter, parameter, scale, scale))
+        operands = BackwardOperands(input, input, statistic, statistic, parameter, parameter, scale, scale)
+        if self.around is None:
+            return backward_problem(norm, operands, "backward")
+        behind = input if self.around == "behind" else None
+        numbers = {"grad_numbers": True} if self.around == "numbers" else {}
+        return sum_backward_problem(norm, operands, "backward", behind, self.around == "grad_sum", **numbers)
+
+
+class Values:
+    """What a case computes, in fp64, as (samples, channels, positions)."""
+
+    def __init__(self, case: Case) -> None:
+        generator, (samples, channels) = np.random.default_rng(7), case.shape[:2]
+        self.like = (samples, channels, prod(case.shape[2:]))
+        self.element = np.dtype(np.float16 if case.dtype == torch.float16 else np.float32)
+
+        def drawn(shape: tuple[int, ...], dtype: Any, around: float = 0.0, spread: float = 1.0) -> Any:
+            return (generator.standard_normal(shape) * spread + around).astype(dtype)
+
+        self.x, self.dy, self.behind, self.more = (
+            drawn(self.like, self.element, 0.5 if first else 0.0) for first in (True, False, False, False)
+        )
+        self.weight, self.bias = drawn((channels,), np.float32, 1.0, 0.3), drawn((channels,), np.float32, 0.0, 0.3)
+        self.scale = drawn(self.like[:2], np.float32, 0.0, 0.3) if case.modulated else None
+        self.shift = drawn(self.like[:2], np.float32, 0.0, 0.3) if case.modulated else None
+        self.case, groups = case, case.groups or channels
+        x = self.x.astype(np.float64)
+        axes = (2, 3) if case.groups else (0, 2, 3)
+
+        def by_unit(values: Any) -> Any:
+            """The means of units, as they lie in memory, and at each channel."""
+            means = values.reshape(samples, groups, channels // groups, -1).mean(axes, keepdims=True)
+            wide = np.broadcast_to(means, (samples, groups, channels // groups, 1)).reshape(samples, channels, 1)
+            return means.reshape(-1), wide
+
+        self.by_unit = by_unit
+        self.mean, mean = by_unit(x)
+        self.variance, variance = by_unit((x - mean) ** 2)
+        self.rstd = 1.0 / np.sqrt(variance + EPS)
+        self.xhat = (x - mean) * self.rstd
+        self.gain, offsets = self.weight[None, :, None].astype(np.float64), self.bias[None, :, None].astype(np.float64)
+        if self.scale is not None and self.shift is not None:
+            factor = 1.0 + self.scale[:, :, None]
+            self.gain, offsets = self.gain * factor, offsets * factor + self.shift[:, :, None]
+        self.z = self.xhat * self.gain + offsets
+        if case.around == "behind":
+            self.z = self.z + self.behind
+
+    def activated(self) -> Any:
+        return _value(self.case.activation, self.z)
+
+    def dz(self) -> Any:
+        return self.dy.astype(np.float64) * _slope(self.case.activation, self.z)
+
+    def gradient(self) -> Any:
+        g = self.dz() * self.gain
+        made = self.rstd * (g - self.by_unit(g)[1] - self.xhat * self.by_unit(g * self.xhat)[1])
+        return made + self.more if self.case.around == "grad_sum" else made
+
+
+def _value(activation: str | None, z: Any) -> Any:
+    if activation == "relu":
+        return np.maximum(z, 0.0)
+    return z if activation is None else z / (1.0 + np.exp(-z))
+
+
+def _slope(activation: str | None, z: Any) -> Any:
+    if activation == "relu":
+        return (z > 0.0).astype(np.float64)
+    if activation is None:
+        return np.ones_like(z)
+    sigmoid = 1.0 / (1.0 + np.exp(-z))
+    return sigmoid * (1.0 + z * (1.0 - sigmoid))
+
+
+def _of_kernels(formula: Any, activation: str | None) -> Any:
+    return lambda z, _alpha: Value(formula(activation, np.asarray(plain(z), np.float64)).astype(np.float32))
+
+
+def _launched(plan: Any, name: str, arrays: dict[str, Any], **formulas: Any) -> dict[str, Memory]:
+    """The launch of a plan over arrays, of which some are None."""
+    memories = {name: Memory(array) for name, array in arrays.items() if array is not None}
+    names = {np.dtype(np.float16): "float16", np.dtype(np.float32): "float32", np.dtype(np.int64): "int64"}
+    arguments: list[Any] = [
+        None if array is None else Pointer(memories[place], TYPES[names[array.dtype]])
+        for place, array in arrays.items()
+    ]
+    constants = {key: value for key, value in plan.launch.constants.items() if key != "OVERLAP"}
+    arguments += scalars_of(plan.launch.scalars)
+    kernels().run(name, plan.blocks, plan.config.warps, arguments, **constants | formulas)
+    return memories
+
+
+def _empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    return np.full(shape, np.nan, dtype)
+
+
+def _close(found: Any, expected: Any, tolerance: float) -> None:
+    assert np.abs(found.astype(np.float64) - expected).max() <= tolerance * max(1.0, np.abs(expected).max())
+
+
+def _tolerance(case: Case) -> float:
+    return 5e-3 if case.dtype == torch.float16 else 3e-5
+
+
+def check_backward(case: Case) -> None:
+    problem, values = case.problem(backward=True), Values(case)
+    reason = RESIDENT.supports(problem)
+    assert reason is None or reason.startswith("runs on cuda")
+    assert spread(problem, case.config, case.processors) is not None
+    made = ResidentBackward if case.around is None else ResidentSumBackward
+    plan: Any = made(problem, case.config, case.processors)
+    total, sums = plan.partials.total, 3 if case.around == "numbers" else 2
+    behind = values.behind if case.around == "behind" else None
+    if plan.launch.constants["TOLD"] and behind is not None:
+        behind = values.activated().astype(values.element)
+    arrays = {
+        "dy": values.dy, "x": values.x, "dx": _empty(values.like, values.element), "weight": values.weight,
+        "bias": values.bias, "scale": values.scale, "shift": values.shift, "mean": values.mean.astype(np.float32),
+        "rstd": (1.0 / np.sqrt(values.variance + EPS)).astype(np.float32),
+        "partials": _empty((sums, total), np.float32), "packets": np.zeros(plan.pairs, np.int64),
+        "grad_sum": values.more if case.around == "grad_sum" else None, "behind": behind,
+        "grad_behind": None if behind is None else _empty(values.like, values.element),
+    }  # fmt: skip
+    slope = _of_kernels(_slope, case.activation)
+    memories = _launched(plan, "resident_backward", arrays, DERIVATIVE=slope)
+    _close(memories["dx"].array, values.gradient(), _tolerance(case))
+    assert set(memories["dx"].stores) == {1}
+    if behind is not None:
+        _close(memories["grad_behind"].array, values.dz(), _tolerance(case))
+        assert set(memories["grad_behind"].stores) == {1}
+    of_channels = (2,) if case.groups else (0, 2)
+    channels = values.like[1] * (values.like[0] if case.groups else 1)
+    partials = memories["partials"].array.reshape(sums, channels, -1).astype(np.float64).sum(2)
+    for found, terms in zip(partials, (values.dz(), values.dz() * values.xhat, values.xhat), strict=False):
+        _close(found, terms.sum(of_channels).reshape(-1), 4 * _tolerance(case))
+
+
+def check_forward(case: Case) -> None:
+    problem, values = case.problem(backward=False), Values(case)
+    plan = ResidentForward(problem, case.config, case.processors)
+    units = values.mean.size
+    arrays = {
+        "x": values.x, "y": _empty(values.like, values.element), "weight": values.weight, "bias": values.bias,
+        "scale": values.scale, "shift": values.shift, "mean": _empty((units,), np.float32),
+        "rstd": _empty((units,), np.float32), "var": _empty((units,), np.float32),
+        "packets": np.zeros(plan.pairs, np.int64), "before": None, "numbers": None, "behind": None, "total": None,
+    }  # fmt: skip
+    value = _of_kernels(_value, case.activation)
+    memories = _launched(plan, "resident_forward", arrays, VALUE=value)
+    _close(memories["y"].array, values.activated(), _tolerance(case))
+    assert set(memories["y"].stores) == {1}
+    _close(memories["mean"].array, values.mean, 1e-6)
+    _close(memories["var"].array, values.variance, 1e-6)
+
+
+ONE, LATE, TWO = (
+    ResidentConfig(512, 4, 1, 2, 0, 4),
+    ResidentConfig(256, 2, 1, 3, 1, 3),
+    ResidentConfig(128, 1, 2, 1, 1, 2),
+)
+THREE, MANY = ResidentConfig(256, 4, 3, 1, 0, 4), ResidentConfig(512, 2, 1, 1, 0, 6)
+
+
+def name_of(case: Case) -> str:
+    config = case.config
+    sizes = "x".join(map(str, case.shape))
+    return f"{sizes} {case.groups} {config.vectors}x{config.tiles} {config.lag}+{config.ahead} {case.around or ''}"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((3, 8, 64, 24), 4, ONE, activation="relu"),
+        Case((3, 8, 64, 24), 4, LATE, dtype=torch.float16, modulated=True),
+        Case((5, 12, 20, 26), 3, TWO),
+        Case((2, 6, 64, 60), 2, THREE, modulated=True),
+        Case((7, 8, 32, 32), 8, MANY, processors=1),
+        Case((1, 4, 64, 64), 1, ONE, processors=40),  # one wave
+        Case((1, 12, 96, 96), 1, ResidentConfig(128, 4, 1, 2, 0, 4), processors=90),  # with a leader
+        Case((4, 6, 24, 30), 0, ONE),
+        Case((9, 5, 12, 14), 0, TWO, activation=None),
+        Case((40, 6, 4, 10), 0, LATE, dtype=torch.float16),
+    ],
+    ids=name_of,
+)  # fmt: skip
+def test_forward_and_backward(case: Case) -> None:
+    check_forward(case)
+    check_backward(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((3, 8, 37, 53), 4, ONE),
+        Case((3, 8, 37, 53), 4, LATE, dtype=torch.float16, activation="relu", modulated=True),
+        Case((2, 6, 41, 43), 2, THREE, dtype=torch.float16),
+        Case((5, 12, 19, 27), 3, TWO),
+        Case((7, 8, 31, 33), 8, MANY, processors=1),
+        Case((1, 4, 63, 65), 1, ONE, processors=40),
+        Case((1, 6, 101, 111), 1, ResidentConfig(128, 2, 1, 2, 0, 4), processors=110),  # with a leader
+        Case((2, 40, 3, 7), 8, ONE, dtype=torch.float16),  # two vectors of each channel, or one
+        Case((4, 6, 23, 29), 0, ONE, activation=None),
+        Case((9, 5, 11, 13), 0, TWO, processors=3, dtype=torch.float16),
+        Case((40, 6, 3, 11), 0, LATE, processors=14),
+        Case((2, 3, 3, 683), 3, ONE),  # 512 vectors and an element, of which some have 511 whole ones
+        Case((4, 4, 47, 47), 0, THREE, dtype=torch.float16, activation="relu"),  # a chunk has a tile more than a unit
+    ],
+    ids=name_of,
+)  # fmt: skip
+def test_a_backward_of_planes_that_begin_between_vectors(case: Case) -> None:
+    check_backward(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((3, 8, 24, 26), 4, ONE, around="grad_sum"),
+        Case((3, 8, 24, 26), 4, THREE, dtype=torch.float16, around="behind", activation="relu"),
+        Case((3, 8, 24, 30), 2, LATE, around="behind"),
+        Case((5, 16, 4, 10), 8, TWO, around="numbers"),
+        Case((3, 8, 64, 24), 4, MANY, dtype=torch.float16, around="numbers", processors=1),
+        Case((4, 6, 24, 30), 0, ONE, around="behind", activation="relu"),
+        Case((4, 6, 24, 30), 0, TWO, around="grad_sum"),
+    ],
+    ids=name_of,
+)
+def test_a_backward_with_sums_around_the_norm(case: Case) -> None:
+    check_backward(case)
+
+
+def test_a_slope_that_is_no_number_beyond_a_plane_does_not_count() -> None:
+    """Far from its mean silu's slope is the product of 0 and an infinity."""
+    case = Case((1, 4, 20, 26), 2, ONE)
+    problem = case.problem(backward=True)
+    assert not ResidentBackward(problem, case.config, 2).launch.constants["FULL"]
+    generator = np.random.default_rng(7)
+    dy = generator.standard_normal((1, 4, 520)).astype(np.float32)
+    x = np.full((1, 4, 520), 3e38, np.float32)
+    plan = ResidentBackward(problem, case.config, 2)
+    statistics, ones = np.full(2, 3e38, np.float32), np.ones(4, np.float32)
+    arrays = {
+        "dy": dy, "x": x, "dx": _empty((1, 4, 520), np.float32), "weight": ones, "bias": ones, "scale": None,
+        "shift": None, "mean": statistics, "rstd": np.full(2, 316.0, np.float32),
+        "partials": _empty((2, plan.partials.total), np.float32), "packets": np.zeros(plan.pairs, np.int64),
+        "grad_sum": None, "behind": None, "grad_behind": None,
+    }  # fmt: skip
+    memories = _launched(plan, "resident_backward", arrays, DERIVATIVE=_of_kernels(_slope, "silu"))
+    assert np.isfinite(memories["dx"].array).all()
+    assert np.isfinite(memories["partials"].array).all()
+
+
+def test_a_copy_that_is_not_awaited_has_not_arrived() -> None:
+    """What the interpreter is for: it finds a kernel that counts its copies wrongly."""
+    module = kernels().modules["resident_backward"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "wait_group", lambda _left: None)
+        with pytest.raises(AssertionError):
+            check_backward(Case((3, 8, 37, 53), 4, ONE))
