@@ -456,7 +456,7 @@ def choose(problem: Problem) -> Instance | None:
     """The instance for a problem, or None where Triton's are faster.
 
     One read pays where the chunks of a problem take several waves, so that the copies of one overlap with the sums and
-    the results of others: 8x128x256x256 in bf16 took 86 us, and 112 in two reads, its backward with relu 129 and 181.
+    the results of others: 8x128x256x256 in bf16 took 86 us, and 112 in two reads, its backward with relu 116 and 160.
     In a single wave nothing overlaps, and a second read, from the L2, is as fast. But batch_norm of short planes has
     one launch for two: (45, 128, 384) in bf16 with relu takes 7.4 us so, and 8.7 in two reads, (60, 64, 32, 32) in fp16
     9.2 and 10.4, (100, 128, 24, 24) in bf16 14.4 and 15.8, but in chunks of five tiles (45, 256, 28, 28) in fp16 with
