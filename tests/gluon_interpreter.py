@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import triton
 
+from fusednorm.backends import hopper
+
 MODULES = ("exchange", "elements", "moments", "chunks", "leaders", "rows", "resident", "resident_backward")
 PACKAGE, LANGUAGE = "fusednorm.backends.hopper.kernels", "fusednorm.private.gluon_names"
 #: Seconds that a block waits for another one's numbers at most.
@@ -343,6 +345,7 @@ def _language() -> Iterator[None]:
         for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
             patch.delitem(sys.modules, name)
         patch.setitem(sys.modules, LANGUAGE, language)
+        patch.setattr(hopper, "kernels", None, raising=False)  # which the imports set
         patch.setattr(triton, "constexpr_function", lambda function: function)
         yield
         for name in [name for name in sys.modules if name.startswith(PACKAGE)]:

@@ -121,12 +121,9 @@ def tile_of(unit, tile, tiling, TILE: gl.constexpr, VECTOR: gl.constexpr, ACROSS
 
 
 @gluon.jit
-def words_at(p_words, places, unit, first, step, o_vectors, o_words, ACROSS: gl.constexpr, SHIFTED: gl.constexpr):
-    """Pointers to the words of a tile, in a tensor whose samples are ``step`` vectors apart."""
-    if SHIFTED:
-        return p_words + first.to(gl.int64) * 4 + o_words
-    else:
-        return words_of_tile(p_words, places, unit, first, step, o_vectors, o_words, ACROSS)
+def words_from(p_words, first, o_words):
+    """Pointers to the words of a tile that begins at vector ``first`` of memory."""
+    return p_words + first.to(gl.int64) * 4 + o_words
 
 
 @gluon.jit
@@ -157,8 +154,8 @@ def begin_tile(
     if there:
         if SHIFTED:
             m_words = o_words < left * 4
-            async_load(p_slot, words_at(p_x, places, unit, first, 0, o_vectors, o_words, ACROSS, True), m_words)
-            async_load(p_grad_slot, words_at(p_dy, places, unit, first, 0, o_vectors, o_words, ACROSS, True), m_words)
+            async_load(p_slot, words_from(p_x, first, o_words), m_words)
+            async_load(p_grad_slot, words_from(p_dy, first, o_words), m_words)
         else:
             begin_copy(p_slot, p_x, places, unit, first, left, x_sample, o_vectors, o_words, FULL, ACROSS)
             begin_copy(p_grad_slot, p_dy, places, unit, first, left, dy_sample, o_vectors, o_words, FULL, ACROSS)
@@ -359,13 +356,12 @@ def resident_backward(
             group = stored_unit - sample * groups
             mean, rstd = gl.load(p_mean + stored_unit), gl.load(p_rstd + stored_unit)
             where = tile_of(stored_unit, stored_part * TILES, tiling, TILE, VECTOR, ACROSS, SHIFTED)
-            within, first, left = where.within, where.first, where.left
             if SHIFTED:  # on their way while the unit's numbers are awaited
                 o_ends, m_ends = ends_of(
                     where, stored_part * TILES < tiling.tiles, channel_length, VECTOR, THREADS, EACH_THREAD
                 )
                 end_x, end_dy = load_ends(e_x, e_dy, o_ends, m_ends)
-            channel = group * D + within
+            channel = group * D + where.within
             gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
             if LEAD:
                 unit_p, unit_q = settle(first_packet, second_packet, p_pair)
@@ -376,9 +372,7 @@ def resident_backward(
                 scaled_p, scaled_q = rstd * (unit_p * inverse_count), rstd * (unit_q * inverse_count)
             coming = ()
             for place in gl.static_range(TILES):
-                if place > 0:
-                    where = tile_of(stored_unit, stored_part * TILES + place, tiling, TILE, VECTOR, ACROSS, SHIFTED)
-                    first, left = where.first, where.left
+                first, left = where.first, where.left
                 b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
                 b_dy = values_of(grad_slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
                 if p_grad_sum is not None:
@@ -402,7 +396,7 @@ def resident_backward(
                 if p_grad_sum is not None:
                     b_dx += values_of(b_more, VALUES, DTYPE)
                 b_dx = words_of(b_dx, WORDS, DTYPE)
-                if place < TILES - 1 and (SHIFTED or not ACROSS):
+                if place < TILES - 1:
                     tile = stored_part * TILES + place + 1
                     where = tile_of(stored_unit, tile, tiling, TILE, VECTOR, ACROSS, SHIFTED)
                     if SHIFTED:
@@ -410,16 +404,20 @@ def resident_backward(
                             where, tile < tiling.tiles, channel_length, VECTOR, THREADS, EACH_THREAD
                         )
                         end_x, end_dy = load_ends(e_x, e_dy, o_ends, m_ends)
-                if place < TILES - 1 and not ACROSS:
-                    channel = group * D + where.within
-                    gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
+                    if not ACROSS:
+                        channel = group * D + where.within
+                        o_sample = sample * (groups * D) + channel
+                        gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, o_sample)
                 coming = coming + begin_tile(
                     slots.index(copied * TILES + place), grad_slots.index(copied * TILES + place), p_x, p_dy, e_x, e_dy,
                     p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, tiling, copied_unit,
                     copied_part * TILES + place, D, channel_length, channel_tiles, x_sample, dy_sample, o_vectors,
                     o_words, TILE, VECTOR, FULL, ACROSS, SHIFTED, THREADS, EACH_THREAD,
                 )  # fmt: skip
-                p_words = words_at(p_dx, places, stored_unit, first, dx_sample, o_vectors, o_words, ACROSS, SHIFTED)
+                if SHIFTED:
+                    p_words = words_from(p_dx, first, o_words)
+                else:
+                    p_words = words_of_tile(p_dx, places, stored_unit, first, dx_sample, o_vectors, o_words, ACROSS)
                 store_words(p_words, b_dx, left, o_words, EVEN)
             known = behind_tiles(known, TILES, coming)
         if LAG > 0:
