@@ -262,6 +262,7 @@ def test_forward_and_backward(case: Case) -> None:
         Case((9, 5, 11, 13), 0, TWO, processors=3, dtype=torch.float16),
         Case((40, 6, 3, 11), 0, LATE, processors=14),
         Case((2, 3, 3, 683), 3, ONE),  # 512 vectors and an element, of which some have 511 whole ones
+        Case((2, 3, 1, 2053), 3, ONE),  # of which some have an empty second tile
         Case((4, 4, 47, 47), 0, THREE, dtype=torch.float16, activation="relu"),  # a chunk has a tile more than a unit
     ],
     ids=name_of,

@@ -32,7 +32,7 @@ from fusednorm.backends.hopper.kernels.elements import (
     offsets_of_ends,
     offsets_of_vectors,
     offsets_of_words,
-    product_sum_of,
+    product_sums_of,
     sum_of,
     tile_layout,
     values_of,
@@ -239,7 +239,8 @@ def resident_backward(
     SLOTS: gl.constexpr = LAG + 1 + AHEAD
     WORDS: gl.constexpr = tile_layout(REPEATS, 4, WARPS)
     VALUES: gl.constexpr = tile_layout(REPEATS, VECTOR, WARPS)
-    EACH_THREAD: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
+    EACH_VECTOR: gl.constexpr = gl.SliceLayout(2, VALUES)
+    EACH_THREAD: gl.constexpr = gl.SliceLayout(0, EACH_VECTOR)
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     OF_LEADERS: gl.constexpr = leaders_layout(1, WARPS)
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -322,10 +323,11 @@ def resident_backward(
                         store_words(p_words, b_kept, left, o_words, FULL)
                     else:
                         b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain * rstd, offset), alpha)
+                    b_p, b_q = gl.sum(b_dz, 2), product_sums_of(b_dz, b_centred, EACH_VECTOR)
                     if SMOOTH and not FULL:  # a slope far from 0 may be no number, and no number times 0 is none
-                        b_dz = gl.where((o_summed < left)[:, :, None], b_dz, 0.0)
-                    b_q = product_sum_of(b_dz, b_centred, EACH_THREAD)
-                    b_p = sum_of(b_dz)
+                        b_p, b_q = gl.where(o_summed < left, b_p, 0.0), gl.where(o_summed < left, b_q, 0.0)
+                    b_p = gl.sum(b_p, 0)
+                    b_q = gl.convert_layout(gl.sum(b_q, 0), EACH_THREAD, assert_trivial=True)
                     if SHIFTED:
                         end_centred = of_tile.end_x.to(gl.float32) - mean
                         end_z = gl.fma(end_centred, gain * rstd, offset)
