@@ -331,7 +331,10 @@ def resident_backward(
                     if SHIFTED:
                         end_centred = of_tile.end_x.to(gl.float32) - mean
                         end_z = gl.fma(end_centred, gain * rstd, offset)
-                        end_dz = of_tile.end_dy.to(gl.float32) * DERIVATIVE(end_z, alpha)
+                        end_dy = of_tile.end_dy.to(gl.float32)
+                        end_dz = end_dy * DERIVATIVE(end_z, alpha)
+                        if SMOOTH:  # of the threads that have no end
+                            end_dz = gl.where(end_dy == 0.0, 0.0, end_dz)
                         b_p += end_dz
                         b_q = gl.fma(end_dz, end_centred, b_q)
                     if NUMBERS:

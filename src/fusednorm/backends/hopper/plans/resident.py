@@ -109,7 +109,7 @@ class ResidentBackward(Resident, NarrowerBackward):
         channel, moved = channel_vectors(problem), shifted(problem)
         # Of a channel, of all samples where these share statistics, and of one of a sample.
         tiles = unit_tiles(problem, config.vectors) // view.group_channels
-        plane_tiles = tiles if self.across and not moved else -(-channel // config.vectors)
+        plane_tiles = -(-channel // config.vectors)
         if self.across:  # the partials of a channel are those of one sample
             view = replace(view, samples=1)
         numbers = problem.added is not None and problem.added.grad_numbers
@@ -119,8 +119,7 @@ class ResidentBackward(Resident, NarrowerBackward):
         self.of_numbers = NumbersGradient(self, self.partials) if numbers else None
         used = problem.norm.activation
         (behind,) = behind_layout(problem) or (output,)
-        unit = 1 if moved else self.vector
-        samples = (layout.sample // unit for layout in (problem.layout, grad, output, behind))
+        samples = (layout.sample // self.vector for layout in (problem.layout, grad, output, behind))
         scalars = (
             self.place.vectors, view.group_channels, view.groups, *samples, *self.walk,
             problem.view.spatial if moved else channel, magic(channel if self.across and not moved else plane_tiles),
