@@ -20,7 +20,10 @@ import triton
 
 from fusednorm.backends import hopper
 
-MODULES = ("exchange", "elements", "moments", "chunks", "leaders", "rows", "resident", "resident_backward")
+MODULES = (
+    "exchange", "elements", "moments", "chunks", "leaders", "rows", "claims", "resident", "resident_backward",
+    "slab_tiles", "slabs",
+)  # fmt: skip
 PACKAGE, LANGUAGE = "fusednorm.backends.hopper.kernels", "fusednorm.private.gluon_names"
 #: Seconds that a block waits for another one's numbers at most.
 PATIENCE = 60
@@ -174,6 +177,17 @@ def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
         np.add.at(pointer.memory.stores, places * size + byte, 1)
 
 
+_claims = threading.Lock()
+
+
+def _atomic_add(pointer: Pointer, value: Any, mask: Any = True, sem: str = "", scope: str = "") -> Value:
+    """What was there, of one address."""
+    with _claims:
+        found = _load(pointer, mask, 0)
+        _store(pointer, found + plain(value), mask)
+    return found
+
+
 class Shared:
     """Shared memory."""
 
@@ -241,6 +255,16 @@ def _sum(value: Value, axis: int) -> Value:
     return Value(value.array.sum(axis, dtype=value.array.dtype))
 
 
+def _reduce(values: tuple[Value, ...], axis: int, combine: Callable[..., tuple[Value, ...]]) -> tuple[Value, ...]:
+    """Halves are combined until one is left."""
+    found = [np.moveaxis(value.array, axis, 0) for value in values]
+    while len(found[0]) > 1:
+        half = len(found[0]) // 2
+        halves = [Value(each[:half]) for each in found] + [Value(each[half:]) for each in found]
+        found = [value.array for value in combine(*halves)]
+    return tuple(Value(each[0]) for each in found)
+
+
 def _joined(one: Value, other: Value) -> Value:
     return Value(np.stack(np.broadcast_arrays(one.array, other.array), -1))
 
@@ -265,13 +289,16 @@ LANGUAGE_NAMES: dict[str, Any] = TYPES | {
     "load": _load,
     "store": _store,
     "sum": _sum,
-    "reduce": lambda values, axis, _combine: tuple(_sum(value, axis) for value in values),
+    "reduce": _reduce,
+    "atomic_add": _atomic_add,
     "zeros": lambda shape, dtype, _layout: Value(np.zeros(shape, dtype.numpy)),
     "full": lambda shape, value, dtype, _layout: Value(np.full(shape, value, dtype.numpy)),
     "to_tensor": lambda value: Value(np.float32(value) if isinstance(value, float) else np.int32(value)),
     "cast": lambda value, dtype: Value(np.asarray(plain(value)).astype(dtype.numpy)),
     "join": _joined,
     "split": lambda value: (Value(value.array[..., 0]), Value(value.array[..., 1])),
+    "permute": lambda value, order: Value(value.array.transpose(order)),
+    "broadcast": lambda one, other: tuple(map(Value, np.broadcast_arrays(one.array, other.array))),
     "reshape": lambda value, shape: Value(value.array.reshape(shape)),
     "convert_layout": lambda value, _layout, **_options: value,
     "div_rn": lambda total, count: Value((np.asarray(plain(total)) / np.asarray(plain(count))).astype(np.float32)),
@@ -356,7 +383,7 @@ class Kernels:
     """The kernels, by name."""
 
     def __init__(self) -> None:
-        self.exchange = Exchange()
+        self.exchange, self.language = Exchange(), SimpleNamespace(**LANGUAGE_NAMES)
         ours = {
             "publish": self.exchange.publish, "peek": self.exchange.peek, "settle": self.exchange.settle,
             "_halves": _halves, "words_of": _words_of, "inverse_deviation": _inverse_deviation,

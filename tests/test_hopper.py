@@ -20,7 +20,13 @@ from fusednorm.activations import FORMULAS, resolve  # noqa: E402
 from fusednorm.backends.hopper import instances  # noqa: E402
 from fusednorm.backends.hopper.config import columns, row_parts, rows, slabs  # noqa: E402
 from fusednorm.backends.hopper.config import resident as config  # noqa: E402
-from fusednorm.backends.hopper.config.resident import ResidentConfig, candidates, resident_for, spread  # noqa: E402
+from fusednorm.backends.hopper.config.resident import (  # noqa: E402
+    ResidentConfig,
+    candidates,
+    magic,
+    resident_for,
+    spread,
+)
 from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
 from fusednorm.backends.hopper.plans.columns import ColumnsBackward, ColumnsForward  # noqa: E402
 from fusednorm.backends.hopper.plans.resident import (  # noqa: E402
@@ -32,7 +38,6 @@ from fusednorm.backends.hopper.plans.resident import (  # noqa: E402
 from fusednorm.backends.hopper.plans.row_parts import RowPartsBackward  # noqa: E402
 from fusednorm.backends.hopper.plans.rows import RowsBackward  # noqa: E402
 from fusednorm.backends.hopper.plans.slabs import SlabsForward, SlabsSumForward  # noqa: E402
-from fusednorm.backends.hopper.plans.waves import magic  # noqa: E402
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
 from fusednorm.backends.triton.launch import Launch  # noqa: E402
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward  # noqa: E402
@@ -248,7 +253,7 @@ def test_a_spread_fits_the_shared_memory_and_the_registers_of_a_multiprocessor(
     for candidate in candidates():
         place = spread(problem, candidate, PROCESSORS)
         if place is not None:
-            slots = tensors * (place.lag + 1 + place.ahead) * place.chunk * 16
+            slots = tensors * (place.lag + 1) * place.chunk * 16
             assert candidate.blocks * (slots + config.SCRATCH_BYTES + config.DRIVER_BYTES) <= 228 << 10
         assert candidate.blocks * candidate.warps * 32 * candidate.registers <= 1 << 16
         assert candidate.registers % 8 == 0 or candidate.registers == 255  # which come by eights
@@ -276,7 +281,7 @@ def test_results_come_one_wave_behind_in_few_waves(problem: Problem, lag: int) -
 def test_a_unit_that_the_chip_cannot_hold_has_no_configuration() -> None:
     assert resident_for(problem_of((1, 32, 4096, 4096)), PROCESSORS) is None
     half_full = problem_of((1, 1948, 47, 13, 16), 1948)  # two chunks of 1024 vectors for 1222, or one of 1280
-    assert resident_for(half_full, PROCESSORS) == ResidentConfig(256, 4, 5, 1, 0, 4)
+    assert resident_for(half_full, PROCESSORS) == ResidentConfig(256, 4, 5, 1, 4)
     assert resident_for(problem_of((1, 128, 20, 256, 256)), PROCESSORS) is not None
     assert resident_for(problem_of((2, 64, 96, 96, 64), 8), PROCESSORS) is not None
 
@@ -311,7 +316,7 @@ def test_a_slab_has_whole_groups_and_its_chunks_cover_it_once(
         last = [(slab + 1) * place.parts - 1 for slab in range(shape[0] * place.bands)]
         behind = max(last[chunk // place.parts] // place.blocks - chunk // place.blocks for chunk in range(chunks))
         assert place.lag > behind  # a leader waits for sums of earlier waves alone
-        slots = (place.lag + 1 + place.ahead) * candidate.tiles * candidate.vectors * 16
+        slots = (place.lag + 1) * candidate.tiles * candidate.vectors * 16
         assert candidate.blocks * (slots + config.SCRATCH_BYTES + config.DRIVER_BYTES) <= 228 << 10
 
 
@@ -390,7 +395,7 @@ def test_the_kernel_divides_by_planes_where_units_are_channels_of_all_samples(ba
         (over_batch((32, 256, 56, 56), backward=backward), 392),
         (problem_of((32, 256, 64, 128), backward=backward), 2),
     ):
-        found = arguments(make(problem, ResidentConfig(512, 4, 1, 2, 0, 4), PROCESSORS), *tensors)
+        found = arguments(make(problem, ResidentConfig(512, 4, 1, 2, 4), PROCESSORS), *tensors)
         assert found["magic_channel"] == magic(divisor)
 
 
@@ -405,7 +410,7 @@ def test_the_blocks_of_many_chunks_have_a_leader(shape: tuple[int, ...], groups:
     assert default is not None
     plan = ResidentForward(problem, default, PROCESSORS)
     assert plan.launch.constants["LEAD"] is plan.place.leads is leads
-    assert plan.pairs == 2 * (plan.place.waves * plan.place.blocks + shape[0] * groups)
+    assert plan.pairs == 2 * (shape[0] * groups * (plan.place.parts + 1) + 1)
 
 
 def test_each_chunk_of_a_slab_has_packets_for_each_group_and_a_leader_for_its_own() -> None:
@@ -870,8 +875,8 @@ def test_a_block_has_fewer_positions_where_channels_are_many_or_blocks_few(
 
 def test_a_backward_has_the_chunks_that_its_channels_fill() -> None:
     """And those on as many blocks as have work, and larger ones where a unit of float32 has many."""
-    many_blocks, long_chunks = ResidentConfig(512, 2, 1, 1, 0, 6), ResidentConfig(1024, 4, 1, 1, 0, 3)
-    short_chunks = ResidentConfig(256, 2, 1, 2, 0, 8)
+    many_blocks, long_chunks = ResidentConfig(512, 2, 1, 1, 6), ResidentConfig(1024, 4, 1, 1, 3)
+    short_chunks = ResidentConfig(256, 2, 1, 2, 8)
     for shape, groups, dtype, chosen in (
         ((32, 512, 64, 64), 32, "bfloat16", many_blocks),
         ((16, 320, 64, 64), 32, "bfloat16", many_blocks),
@@ -887,9 +892,9 @@ def test_a_backward_has_the_chunks_that_its_channels_fill() -> None:
     assert resident_for(over_batch((47, 96, 104, 108), backward=True), PROCESSORS) == long_chunks
     assert resident_for(over_batch((47, 96, 109, 109), backward=True), PROCESSORS) == SMALL
     assert resident_for(summed((32, 512, 64, 64), backward=True), PROCESSORS) == SMALL
-    assert resident_for(summed((16, 320, 100, 100), backward=True), PROCESSORS) == ResidentConfig(256, 4, 2, 2, 0, 4)
+    assert resident_for(summed((16, 320, 100, 100), backward=True), PROCESSORS) == ResidentConfig(256, 4, 2, 2, 4)
     many = problem_of((2, 96, 48, 61, 77), dtype=torch.float32, backward=True)
-    assert resident_for(many, PROCESSORS) == ResidentConfig(512, 4, 2, 2, 0, 2)
+    assert resident_for(many, PROCESSORS) == ResidentConfig(512, 4, 2, 2, 2)
     assert resident_for(problem_of((2, 96, 48, 61, 80), backward=True), PROCESSORS) == SMALL
     long = problem_of((5, 5, 32, 128, 305), 5, torch.float32, backward=True)
     assert resident_for(long, PROCESSORS) == long_chunks
@@ -933,33 +938,33 @@ def compiled_launch(launch: Launch, tensors: Sequence[torch.Tensor | None], targ
     return triton.compile(made, target=TARGETS[target], options=launch.options)
 
 
-SMALL = ResidentConfig(512, 4, 1, 2, 0, 4)
+SMALL = ResidentConfig(512, 4, 1, 2, 4)
 NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
 
 
 @pytest.mark.parametrize(
     ("problem", "chosen", "drop", "target"),
     [
-        (problem_of((8, 128, 256, 256)), ResidentConfig(512, 4, 2, 2, 0, 4), NO_MODULATION, "sm_90"),
+        (problem_of((8, 128, 256, 256)), ResidentConfig(512, 4, 2, 2, 4), NO_MODULATION, "sm_90"),
         (problem_of((8, 256, 100, 76), dtype=torch.float16, activation="gelu"), SMALL, (), "sm_90"),
         (problem_of((8, 256, 52, 50), dtype=torch.float32, activation=None), SMALL, NO_PARAMETERS, "sm_90"),
-        (problem_of((1, 128, 1024, 1024)), ResidentConfig(1024, 4, 2, 2, 0, 2), NO_MODULATION, "sm_100"),
-        (problem_of((2, 320, 128, 128), activation="leaky_relu"), ResidentConfig(512, 4, 5, 2, 0, 4), (), "sm_100"),
+        (problem_of((1, 128, 1024, 1024)), ResidentConfig(1024, 4, 2, 2, 2), NO_MODULATION, "sm_100"),
+        (problem_of((2, 320, 128, 128), activation="leaky_relu"), ResidentConfig(512, 4, 5, 2, 4), (), "sm_100"),
         (problem_of((8, 128, 256, 256), backward=True), SMALL, (5, 6), "sm_90"),
         (problem_of((8, 256, 100, 76), backward=True), SMALL, (5, 6), "sm_90"),
         (
             problem_of((3, 96, 64, 64), 32, torch.float16, "gelu", backward=True),
-            ResidentConfig(512, 4, 2, 2, 0, 2),
+            ResidentConfig(512, 4, 2, 2, 2),
             (),
             "sm_90",
         ),
         (problem_of((8, 128, 256, 256), activation=None, backward=True), SMALL, (3, 4, 5, 6, 9), "sm_100"),
         (summed((8, 128, 256, 256), backward=True), SMALL, (5, 6), "sm_90"),
         (of_numbers((8, 256, 64, 64), grad_numbers=True), SMALL, (5, 6), "sm_90"),
-        (over_batch((32, 256, 56, 56), None), ResidentConfig(512, 4, 2, 2, 0, 4), NO_MODULATION[:2], "sm_90"),
+        (over_batch((32, 256, 56, 56), None), ResidentConfig(512, 4, 2, 2, 4), NO_MODULATION[:2], "sm_90"),
         (
             over_batch((32, 256, 56, 56), pre_add=(32, 256), post_add=(32, 256, 56, 56)),
-            ResidentConfig(512, 4, 2, 2, 0, 4),
+            ResidentConfig(512, 4, 2, 2, 4),
             NO_MODULATION[:2],
             "sm_90",
         ),
@@ -967,11 +972,11 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         (over_batch((32, 256, 64, 64), backward=True, post_add=(32, 256, 64, 64)), SMALL, (5, 6), "sm_100"),
         (problem_of((8, 256, 81, 81), backward=True), SMALL, (5, 6), "sm_90"),
         (problem_of((4, 96, 45, 45), 32, torch.float32, "gelu", backward=True), SMALL, (), "sm_90"),
-        (over_batch((25, 64, 13, 169), None, backward=True), ResidentConfig(128, 4, 4, 2, 0, 4), (5, 6), "sm_100"),
-        (summed((8, 128, 256, 256)), ResidentConfig(512, 4, 2, 2, 0, 4), NO_MODULATION, "sm_90"),
+        (over_batch((25, 64, 13, 169), None, backward=True), ResidentConfig(128, 4, 4, 2, 4), (5, 6), "sm_100"),
+        (summed((8, 128, 256, 256)), ResidentConfig(512, 4, 2, 2, 4), NO_MODULATION, "sm_90"),
         (
             summed((8, 256, 100, 76), keeps_sum=False, pre_add=(8, 256)),
-            ResidentConfig(512, 4, 2, 2, 0, 4),
+            ResidentConfig(512, 4, 2, 2, 4),
             NO_MODULATION,
             "sm_90",
         ),
@@ -982,7 +987,7 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
             "sm_100",
         ),
         (before_activation((8, 256, 100, 76)), SMALL, NO_MODULATION, "sm_90"),
-        (before_activation((8, 128, 256, 256), True), ResidentConfig(512, 4, 2, 2, 0, 2), (5, 6), "sm_90"),
+        (before_activation((8, 128, 256, 256), True), ResidentConfig(512, 4, 2, 2, 2), (5, 6), "sm_90"),
         (before_activation((4, 256, 128, 128), True, torch.float32, "silu"), SMALL, (5, 6), "sm_100"),
     ],
     ids=[
@@ -1022,7 +1027,7 @@ def test_compiles(problem: Problem, chosen: ResidentConfig, drop: tuple[int, ...
     assert "cp.async.ca" not in text
     place = spread(problem, chosen, PROCESSORS)
     assert place is not None
-    slots = (2 if problem.backward else 1) * (place.lag + 1 + place.ahead) * place.chunk * 16
+    slots = (2 if problem.backward else 1) * (place.lag + 1) * place.chunk * 16
     assert slots <= found.metadata.shared <= slots + config.SCRATCH_BYTES
     assert found.metadata.launch_cooperative_grid
 
@@ -1165,7 +1170,7 @@ def test_slabs_compile(problem: Problem, drop: tuple[int, ...], target: str) -> 
     assert "cp.async.cg.shared.global" in text
     assert "st.global.v4.b32" in text
     assert "cp.async.ca" not in text
-    slots = (place.lag + 1 + place.ahead) * chosen.tiles * chosen.vectors * 16
+    slots = (place.lag + 1) * chosen.tiles * chosen.vectors * 16
     assert slots <= found.metadata.shared <= slots + config.SCRATCH_BYTES
     assert found.metadata.launch_cooperative_grid
 

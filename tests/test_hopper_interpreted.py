@@ -4,6 +4,7 @@ stored once, nothing read or stored outside of a tensor, on spreads of units ove
 from __future__ import annotations
 
 import functools
+import time
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,9 +18,12 @@ pytest.importorskip("triton")
 from gluon_interpreter import TYPES, Kernels, Memory, Pointer, Value, plain, scalars_of
 
 from fusednorm.activations import resolve
+from fusednorm.backends.hopper.config import resident as config
 from fusednorm.backends.hopper.config.resident import ResidentConfig, spread
-from fusednorm.backends.hopper.instances import RESIDENT
+from fusednorm.backends.hopper.config.slabs import SlabsConfig
+from fusednorm.backends.hopper.instances import RESIDENT, SLABS
 from fusednorm.backends.hopper.plans.resident import ResidentBackward, ResidentForward, ResidentSumBackward
+from fusednorm.backends.hopper.plans.slabs import SlabsForward
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Problem
@@ -161,7 +165,8 @@ def _tolerance(case: Case) -> float:
     return 5e-3 if case.dtype == torch.float16 else 3e-5
 
 
-def check_backward(case: Case) -> None:
+def check_backward(case: Case) -> bytes:
+    """The bits of grad_input and of the sums of its tiles."""
     problem, values = case.problem(backward=True), Values(case)
     reason = RESIDENT.supports(problem)
     assert reason is None or reason.startswith("runs on cuda")
@@ -192,9 +197,11 @@ def check_backward(case: Case) -> None:
     partials = memories["partials"].array.reshape(sums, channels, -1).astype(np.float64).sum(2)
     for found, terms in zip(partials, (values.dz(), values.dz() * values.xhat, values.xhat), strict=False):
         _close(found, terms.sum(of_channels).reshape(-1), 4 * _tolerance(case))
+    return memories["dx"].array.tobytes() + memories["partials"].array.tobytes()
 
 
-def check_forward(case: Case) -> None:
+def check_forward(case: Case) -> bytes:
+    """The bits of the results and the statistics."""
     problem, values = case.problem(backward=False), Values(case)
     plan = ResidentForward(problem, case.config, case.processors)
     units = values.mean.size
@@ -210,20 +217,49 @@ def check_forward(case: Case) -> None:
     assert set(memories["y"].stores) == {1}
     _close(memories["mean"].array, values.mean, 1e-6)
     _close(memories["var"].array, values.variance, 1e-6)
+    return b"".join(memories[name].array.tobytes() for name in ("y", "mean", "rstd"))
+
+
+def check_slabs(shape: tuple[int, ...], groups: int, config: SlabsConfig, processors: int, dtype: torch.dtype) -> bytes:
+    """A forward of channels_last, of values that are those of channels_first in another order."""
+    case = Case(shape, groups, ResidentConfig(512, 4, 1, 2, 4), dtype=dtype)
+    values, (samples, channels) = Values(case), shape[:2]
+    with torch.device("meta"):
+        input = torch.empty(shape, dtype=dtype).contiguous(memory_format=torch.channels_last)
+        parameter = torch.empty(channels)
+    norm = norm_of("group_norm", groups, eps=EPS, activation=resolve("silu"))
+    problem = forward_problem(norm, Operands(input, parameter, parameter))
+    assert SLABS.supports(problem) in (None, "runs on cuda, the tensor is on meta")
+    plan: Any = SlabsForward(problem, config, processors)
+    units = samples * groups
+    arrays = {
+        "x": np.ascontiguousarray(values.x.transpose(0, 2, 1)),
+        "y": _empty((samples, values.like[2], channels), values.element), "weight": values.weight, "bias": values.bias,
+        "scale": None, "shift": None, "mean": _empty((units,), np.float32), "rstd": _empty((units,), np.float32),
+        "var": _empty((units,), np.float32), "packets": np.zeros(plan.pairs, np.int64), "before": None,
+        "numbers": None, "behind": None, "total": None,
+    }  # fmt: skip
+    memories = _launched(plan, "slabs_forward", arrays, VALUE=_of_kernels(_value, "silu"))
+    _close(memories["y"].array.transpose(0, 2, 1), values.activated(), _tolerance(case))
+    for name in ("y", "mean", "var"):
+        assert set(memories[name].stores) == {1}, name
+    _close(memories["mean"].array, values.mean, 1e-6)
+    _close(memories["var"].array, values.variance, 1e-6)
+    return b"".join(memories[name].array.tobytes() for name in ("y", "mean", "rstd"))
 
 
 ONE, LATE, TWO = (
-    ResidentConfig(512, 4, 1, 2, 0, 4),
-    ResidentConfig(256, 2, 1, 3, 1, 3),
-    ResidentConfig(128, 1, 2, 1, 1, 2),
+    ResidentConfig(512, 4, 1, 2, 4),
+    ResidentConfig(256, 2, 1, 3, 3),
+    ResidentConfig(128, 1, 2, 1, 2),
 )
-THREE, MANY = ResidentConfig(256, 4, 3, 1, 0, 4), ResidentConfig(512, 2, 1, 1, 0, 6)
+THREE, MANY = ResidentConfig(256, 4, 3, 1, 4), ResidentConfig(512, 2, 1, 1, 6)
 
 
 def name_of(case: Case) -> str:
     config = case.config
     sizes = "x".join(map(str, case.shape))
-    return f"{sizes} {case.groups} {config.vectors}x{config.tiles} {config.lag}+{config.ahead} {case.around or ''}"
+    return f"{sizes} {case.groups} {config.vectors}x{config.tiles} {config.lag} {case.around or ''}"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +271,7 @@ def name_of(case: Case) -> str:
         Case((2, 6, 64, 60), 2, THREE, modulated=True),
         Case((7, 8, 32, 32), 8, MANY, processors=1),
         Case((1, 4, 64, 64), 1, ONE, processors=40),  # one wave
-        Case((1, 12, 96, 96), 1, ResidentConfig(128, 4, 1, 2, 0, 4), processors=90),  # with a leader
+        Case((1, 12, 96, 96), 1, ResidentConfig(128, 4, 1, 2, 4), processors=90),  # with a leader
         Case((4, 6, 24, 30), 0, ONE),
         Case((9, 5, 12, 14), 0, TWO, activation=None),
         Case((40, 6, 4, 10), 0, LATE, dtype=torch.float16),
@@ -256,7 +292,7 @@ def test_forward_and_backward(case: Case) -> None:
         Case((5, 12, 19, 27), 3, TWO),
         Case((7, 8, 31, 33), 8, MANY, processors=1),
         Case((1, 4, 63, 65), 1, ONE, processors=40),
-        Case((1, 6, 101, 111), 1, ResidentConfig(128, 2, 1, 2, 0, 4), processors=110),  # with a leader
+        Case((1, 6, 101, 111), 1, ResidentConfig(128, 2, 1, 2, 4), processors=110),  # with a leader
         Case((2, 40, 3, 7), 8, ONE, dtype=torch.float16),  # two vectors of each channel, or one
         Case((4, 6, 23, 29), 0, ONE, activation=None),
         Case((9, 5, 11, 13), 0, TWO, processors=3, dtype=torch.float16),
@@ -317,3 +353,60 @@ def test_a_copy_that_is_not_awaited_has_not_arrived() -> None:
         patch.setattr(module, "wait_group", lambda _left: None)
         with pytest.raises(AssertionError):
             check_backward(Case((3, 8, 37, 53), 4, ONE))
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "config", "processors"),
+    [
+        ((6, 64, 24, 24), 8, SlabsConfig(128, 1, 2, 1, 4, 8), 6),
+        ((6, 64, 24, 24), 8, SlabsConfig(128, 1, 2, 2, 4, 8), 5),
+        (
+            (9, 64, 25, 27),
+            16,
+            SlabsConfig(256, 2, 1, 2, 3, 8),
+            8,
+        ),  # nearly as many chunks as blocks
+        ((9, 64, 25, 27), 16, SlabsConfig(256, 2, 1, 1, 3, 8), 8),
+        ((2, 96, 17, 19), 12, SlabsConfig(128, 1, 1, 1, 4, 16), 50),  # one wave
+        ((5, 24, 20, 22), 3, SlabsConfig(256, 2, 2, 2, 2, 8), 6),  # vectors that do not fill the lanes
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_slabs(shape: tuple[int, ...], groups: int, config: SlabsConfig, processors: int, dtype: torch.dtype) -> None:
+    check_slabs(shape, groups, config, processors, dtype)
+
+
+@pytest.mark.parametrize("greedy", [False, True], ids=["one is slow", "one is fast"])
+@pytest.mark.parametrize(
+    ("name", "lag", "leads"),
+    [("forward", 1, False), ("forward", 2, False), ("forward", 2, True), ("backward", 1, False), ("backward", 2, False),
+     ("backward", 2, True), ("slabs", 1, True), ("slabs", 2, True)],
+)  # fmt: skip
+def test_blocks_of_any_speed_make_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, name: str, lag: int, leads: bool, greedy: bool
+) -> None:
+    """A unit has as many chunks as there are blocks, so that a block that is ahead has several of one unit, for all of
+    which others wait: none waits for ever, and none makes other bits."""
+    if leads:
+        monkeypatch.setattr(config, "MANY_PARTS", 2)
+    module = kernels().modules["resident" if name == "forward" else "resident_backward" if name == "backward" else name]
+    claimed, counts = module.claimed, [0] * 12
+
+    def slowly(*arguments: Any) -> Any:
+        place = int(plain(kernels().language.program_id(0)))
+        counts[place] += 1
+        time.sleep(0.03 if (place == 0) != greedy else 0.0)
+        return claimed(*arguments)
+
+    monkeypatch.setattr(module, "claimed", slowly)
+
+    def run() -> Any:
+        if name == "slabs":
+            place = SlabsConfig(128, 1, 1, lag, 4, 8)
+            return check_slabs((7, 64, 12, 16), 8, place, 3, torch.float16)
+        check = check_forward if name == "forward" else check_backward
+        return check(Case((7, 2, 96, 64), 1, ResidentConfig(256, 2, 1, lag, 4), processors=3))
+
+    bits = [run() for _ in range(2)]
+    assert bits[0] == bits[1]
+    assert greedy or 11 * counts[0] < sum(counts[1:])

@@ -39,14 +39,15 @@ LEAST_BYTES = 30 << 20
 SHORT_PLANE, FEW_TILES = 4 << 10, 3
 #: The part of a multiprocessor's blocks that the chunks of a full wave take, and the tiles of such a chunk at most.
 FULL_WAVE, FULL_WAVE_TILES = 0.95, 4
-#: Operations of an activation that take a part of the time of a second read of 16-bit elements, those of a sigmoid, and
-#: that take about all of it, more than those of silu.
-BUSY, DEAR = 14, 17
+#: Operations of an activation, more than those of silu, that take about the time of a second read of 16-bit elements.
+DEAR = 17
 #: The share of the blocks that work and of their chunks that units fill from which on a backward in one read is faster,
 #: of elements of 16 bits and of 32: batch_norm of (188, 60, 57, 57) in fp16 with leaky_relu, at 79 %, takes 95 us so,
 #: and 103 in two reads, of (77, 60, 49, 49), at 57 %, 37 and 35, in fp32 of (106, 512, 33, 33) with relu, at 53 %, 278
 #: and 325, (59, 512, 560) in 8 groups with relu, at 55 %, 71 and 88.
 LEAST_WORKING, LEAST_WORKING_WIDE = 0.75, 0.53
+#: The same of a forward.
+LEAST_WORKING_FORWARD = 0.65
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
 #: the last turn are short: 1000 x 16384 in bf16 took 53 us, and 55 in two reads, 500 x 12288 32 and 24. The same of
 #: rows with a mean, which others take in parts: 1000 x 12288 takes 38 us, and 34 in parts, 4096 x 16384 115 and 131.
@@ -498,7 +499,8 @@ def choose(problem: Problem) -> Instance | None:
         least = LEAST_WORKING if DTYPE_BYTES[problem.dtype] == 2 else LEAST_WORKING_WIDE
         return None if place.works(config, processors()) < least or _dear(problem) else RESIDENT
     ragged = not problem.norm.per_batch and channel_vectors(problem) % config.vectors != 0
-    return None if (_busy(problem) and ragged) or (_dear(problem) and not place.even) else RESIDENT
+    dear = problem.norm.activation_flops >= DEAR and (ragged or (_dear(problem) and not place.even))
+    return None if dear or place.works(config, processors()) < LEAST_WORKING_FORWARD else RESIDENT
 
 
 def _may_take_one_wave(problem: Problem) -> bool:
@@ -511,11 +513,6 @@ def _may_take_one_wave(problem: Problem) -> bool:
     if problem.norm.per_batch:
         return problem.view.spatial * size <= SHORT_PLANE
     return problem.layout.order == "channels_first" and unit_vectors(problem) % LEAST_TILE == 0
-
-
-def _busy(problem: Problem) -> bool:
-    """Whether an activation takes a part of the time of a second read."""
-    return problem.norm.activation_flops >= (BUSY if DTYPE_BYTES[problem.dtype] == 2 else DEAR)
 
 
 def _dear(problem: Problem) -> bool:

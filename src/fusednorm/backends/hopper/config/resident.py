@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -17,31 +17,27 @@ SHARED_BYTES, DRIVER_BYTES = 228 << 10, 1 << 10
 SCRATCH_BYTES = 1 << 10
 #: The most that the kernel is compiled for.
 MOST_TILES, MOST_PARTS = 6, 1024
-#: Vectors of the smallest tile, which divides all others.
+#: Vectors of the smallest tile of a single wave, which divides all others of these.
 LEAST_TILE = 256
-#: Chunks of a unit from which on one block merges what all of them publish: 1x128x1024x1024 in bf16, 512 chunks, took
-#: 211 us where each block does, and 170; 1x512x256x256, 128 chunks, 50 us and 54.
+#: Chunks of a unit from which on one block merges what all of them publish, where results come two waves behind: of one
+#: wave, others would wait for it: (1, 256, 512, 512) in bf16, 256 chunks, takes 79.5 us where each block merges, and
+#: 91.6.
 MANY_PARTS = 256
-#: The part of the fullest chunks' share from which on chunks are full enough: on an H100 (1, 1948, 47, 13, 16) in bf16
-#: with silu takes 46 us in chunks that are 60 % full, 39 in chunks that are 80 % full, and 36 in chunks that are 95 %
-#: full.
-FILLED = 0.85
-#: Waves that are few.
-FEW_WAVES = 4
+#: Chunks of a unit up to which they are few.
+FEW_PARTS = 100
 #: Registers of a multiprocessor.
 REGISTERS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class ResidentConfig:
-    """Tiles of so many vectors of 16 bytes, warps to a block, tiles to a chunk, waves between the sums of a chunk and
-    its results, chunks that are copied ahead, and blocks to a multiprocessor."""
+    """Tiles of so many vectors of 16 bytes, warps to a block, tiles to a chunk, chunks of a block between the sums of
+    one and its results, and blocks to a multiprocessor."""
 
     vectors: int
     warps: int
     tiles: int
     lag: int
-    ahead: int
     blocks: int
 
     @property
@@ -51,38 +47,32 @@ class ResidentConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Waves:
-    """Chunks over blocks: ``parts`` chunks to a unit, all of them in so many waves."""
+class Chunks:
+    """``parts`` chunks to a unit; blocks, each of which has about so many of all chunks, one in each of its waves; and
+    the waves between the sums of a chunk and its results."""
 
     parts: int
     blocks: int
     waves: int
     lag: int
-    ahead: int
 
 
-def in_waves(
+def chunks_of(
     units: int, parts: int, config: ResidentConfig, processors: int, *, tensors: int, least: int
-) -> Waves | None:
-    """The chunks of units over blocks that hold so many tensors of each chunk, or None where a unit does not fit the
-    chip. Results come at least so many waves behind the sums."""
+) -> Chunks | None:
+    """The chunks of units, on blocks that hold so many tensors of each, or None where a unit does not fit the chip. The
+    results of a single wave come ``least`` waves behind the sums."""
     blocks = min(processors * config.blocks, units * parts)
     if parts > min(blocks, MOST_PARTS):
         return None
     waves = -(-units * parts // blocks)
-    lag, ahead = config.lag, config.ahead
-    if waves == 1:
-        lag = ahead = least
-    elif lag == 1:  # whole units to a wave
-        blocks -= blocks % parts
-        waves = -(-units * parts // blocks)
-    ahead = min(ahead, max(0, waves - 1 - lag))
-    shared = tensors * (lag + 1 + ahead) * config.tiles * config.vectors * VECTOR_BYTES + SCRATCH_BYTES + DRIVER_BYTES
-    return None if shared * config.blocks > SHARED_BYTES else Waves(parts, blocks, waves, lag, ahead)
+    lag = least if waves == 1 else config.lag
+    shared = tensors * (lag + 1) * config.tiles * config.vectors * VECTOR_BYTES + SCRATCH_BYTES + DRIVER_BYTES
+    return None if shared * config.blocks > SHARED_BYTES else Chunks(parts, blocks, waves, lag)
 
 
 @dataclass(frozen=True, slots=True)
-class Spread(Waves):
+class Spread(Chunks):
     """Units of so many vectors in chunks, and chunks over blocks."""
 
     vectors: int
@@ -105,7 +95,7 @@ class Spread(Waves):
     @property
     def leads(self) -> bool:
         """Whether the block of a unit's first chunk leads; a leader merges in a wave behind that of the sums."""
-        return self.parts >= MANY_PARTS and self.lag > 0
+        return self.parts >= MANY_PARTS and self.lag > 1
 
 
 def registers_of(warps: int, blocks: int) -> int:
@@ -160,18 +150,18 @@ def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread 
     vectors, units = unit_vectors(problem), problem.num_statistics
     chunk, tiles = config.vectors * config.tiles, unit_tiles(problem, config.vectors)
     tensors = 2 if problem.backward else 1
-    found = in_waves(units, -(-tiles // config.tiles), config, processors, tensors=tensors, least=0)
+    found = chunks_of(units, -(-tiles // config.tiles), config, processors, tensors=tensors, least=0)
     return None if found is None else Spread(**asdict(found), vectors=vectors, chunk=chunk)
 
 
 def candidates() -> Iterator[ResidentConfig]:
     """Every configuration that was worth a try in some problem."""
-    sizes = [(512, 4, 3), (512, 4, 4), (512, 4, 5), (1024, 4, 2), (1024, 4, 3), (1024, 8, 2), (512, 4, 2), (256, 4, 4)]
-    sizes += [(512, 2, 4), (512, 2, 6), (256, 2, 8), (256, 1, 8)]
+    sizes = [(512, 4, 3), (512, 4, 4), (512, 4, 5), (1024, 4, 2), (1024, 4, 3), (1024, 4, 4), (512, 4, 2), (256, 4, 4)]
+    sizes += [(512, 2, 4), (512, 2, 6), (512, 2, 8), (256, 2, 6), (256, 2, 8), (128, 2, 8), (1024, 8, 2), (512, 8, 3)]
     for vectors, warps, blocks in sizes:
         for tiles in range(1, MOST_TILES + 1):
-            for lag, ahead in ((2, 0), (1, 1), (1, 0), (2, 1), (3, 0), (3, 1)):
-                yield ResidentConfig(vectors, warps, tiles, lag, ahead, blocks)
+            for lag in (1, 2, 3):
+                yield ResidentConfig(vectors, warps, tiles, lag, blocks)
 
 
 def configs(problem: Problem, processors: int) -> list[ResidentConfig]:
@@ -190,80 +180,77 @@ def _of_one_wave() -> Iterator[ResidentConfig]:
     512 by five blocks to a multiprocessor, and 8.2 of 1024."""
     sizes = [(512, tiles, blocks) for tiles in range(1, MOST_TILES + 1) for blocks in (4, 5)]
     for vectors, tiles, blocks in (sizes[0], (256, 3, 4), *sizes[1:]):
-        yield ResidentConfig(vectors, 4, tiles, 2, 0, blocks)
+        yield ResidentConfig(vectors, 4, tiles, 2, blocks)
+
+
+#: Configurations, and how fast they are beside one another where all blocks have full chunks: of units of up to
+#: FEW_PARTS chunks, of less than MANY_PARTS, and of more. Many small blocks hide from one another what each waits for,
+#: long chunks have fewer sums to make, and of many short ones each block merges more. (32, 512, 64, 64) in 32 groups in
+#: bf16 with silu takes 74 us on six blocks of two warps, and 78 on four of four, its backward 116 and 123. (1, 256,
+#: 512, 512) takes 78 us with results two waves behind, and 80, its backward 128 and 145. batch_norm of (16, 96, 200,
+#: 200) in fp32 takes 133 us in long chunks, and 138. Short chunks are the ones that planes of any length fill:
+#: instance_norm of (94, 128, 96, 96) in fp16 with relu takes 122 us in five tiles of 2 KB, and 138 in three of 8 KB.
+FORWARD = {
+    ResidentConfig(512, 2, 2, 1, 6): (1.0, 0.96, 0.8),
+    ResidentConfig(512, 2, 1, 1, 8): (0.975, 0.85, 0.7),
+    ResidentConfig(512, 4, 4, 1, 3): (0.975, 0.945, 0.93),
+    ResidentConfig(512, 4, 3, 1, 4): (0.965, 0.9, 0.8),
+    ResidentConfig(1024, 4, 1, 2, 4): (0.965, 0.97, 0.96),
+    ResidentConfig(256, 2, 3, 1, 8): (0.95, 0.8, 0.6),
+    ResidentConfig(128, 2, 5, 1, 8): (0.945, 0.8, 0.6),
+}
+BACKWARD = {
+    ResidentConfig(512, 2, 1, 1, 6): (1.0, 0.96, 0.8),
+    ResidentConfig(1024, 4, 1, 1, 3): (1.005, 1.0, 0.9),
+    ResidentConfig(512, 4, 1, 1, 4): (0.95, 0.93, 0.8),
+    ResidentConfig(512, 4, 1, 2, 4): (0.93, 0.925, 0.96),
+    ResidentConfig(256, 2, 1, 1, 8): (0.945, 0.85, 0.7),
+    ResidentConfig(256, 4, 3, 1, 4): (0.93, 0.92, 0.9),
+}
+#: The same with sums around the norm, whose tensors take registers, so that threads have fewer elements.
+FORWARD_OF_SUMS = {
+    ResidentConfig(512, 4, 2, 2, 4): (1.0, 1.0, 1.0),
+    ResidentConfig(512, 4, 3, 2, 3): (0.9, 0.9, 0.9),
+    ResidentConfig(256, 4, 5, 1, 4): (0.88, 0.88, 0.88),
+    ResidentConfig(512, 4, 3, 1, 4): (0.85, 0.85, 0.85),
+    ResidentConfig(512, 4, 4, 1, 3): (0.85, 0.85, 0.85),
+}
+BACKWARD_OF_SUMS = {
+    ResidentConfig(512, 4, 1, 2, 4): (1.0, 1.0, 1.0),
+    ResidentConfig(256, 4, 2, 2, 4): (0.92, 0.85, 0.85),
+    ResidentConfig(256, 4, 3, 1, 4): (0.9, 0.92, 0.92),
+}
+#: The speed of tiles of eight vectors a thread, each with its own gain, beside others: (99, 256, 56, 56) in 4 groups in
+#: fp16 with silu takes 92 us in chunks of one tile, and 98 in chunks of two.
+RAGGED = 0.94
 
 
 @lru_cache(ASKED)
 def resident_for(problem: Problem, processors: int) -> ResidentConfig | None:
-    """The default: all chunks in one wave where they fit the chip, in chunks as small as that permits; else chunks of
-    two tiles, two waves behind, or others that units fill better; None where a unit does not fit the chip."""
+    """The default: a forward's chunks in one wave where they fit the chip, in chunks as small as that permits; else the
+    fastest by the share of the blocks that work and of their chunks that units fill: the backward of (41, 320, 72, 72)
+    in 32 groups in fp16 with silu takes 148 us in chunks of 256 vectors, which are 84 % full, and 180 in chunks of 512,
+    which are 63 % full. None where a unit does not fit the chip."""
+    plain = problem.added is None
     if problem.backward:
-        return _backward_for(problem, processors)
-    for config in _of_one_wave():
+        known = BACKWARD if plain else BACKWARD_OF_SUMS
+    else:
+        for config in _of_one_wave():
+            place = spread(problem, config, processors)
+            if place is not None and place.waves == 1:
+                return config
+        known = FORWARD if plain else FORWARD_OF_SUMS
+    speeds = {}
+    for config, of_parts in known.items():
         place = spread(problem, config, processors)
-        if place is not None and place.waves == 1:
-            return config
-    order = [ResidentConfig(512, 4, 2, 2, 0, 4), ResidentConfig(512, 4, 3, 2, 0, 3), ResidentConfig(256, 4, 5, 1, 0, 4)]
-    order += [ResidentConfig(512, 4, tiles, 1, 0, blocks) for tiles, blocks in ((3, 4), (4, 3))]
-    found = _first_filled(problem, processors, order)
-    return found and _of_few_waves(problem, found, processors)
+        if place is not None:
+            speed = of_parts[(place.parts > FEW_PARTS) + (place.parts >= MANY_PARTS)]
+            ragged = not problem.backward and _gains(problem, config) and config.tiles > 1
+            speeds[config] = speed * place.works(config, processors) * (RAGGED if ragged else 1.0)
+    return max(speeds, key=speeds.__getitem__) if speeds else None
 
 
-def _of_few_waves(problem: Problem, config: ResidentConfig, processors: int) -> ResidentConfig:
-    """A configuration with results one wave behind, not two, where that leaves no more waves, there are few, and nobody
-    waits for a leader: (1, 256, 256, 256) in 32 groups in bf16 with silu takes 27.5 us so, and 28.7, (2, 128, 256, 256)
-    27.5 and 28.5."""
-    if DTYPE_BYTES[problem.dtype] != 2 or problem.added is not None:
-        return config
-    closer = replace(config, lag=1)
-    before, place = spread(problem, config, processors), spread(problem, closer, processors)
-    assert before is not None
-    few = place is not None and place.waves == before.waves <= FEW_WAVES and not place.leads
-    return closer if few else config
-
-
-#: Configurations of a backward, and how fast they are beside one another where all blocks have full chunks: of units
-#: that have up to FEW_PARTS chunks, and of others. Many small blocks hide from one another what each waits for: (32,
-#: 512, 64, 64) in 32 groups in bf16 with silu takes 118 us on six blocks of two warps, and 126 on four of four. Long
-#: chunks have fewer sums to make: (1, 512, 256, 256) takes 70 us in the longest, and 74, batch_norm of (47, 96, 104,
-#: 108) in fp16 with relu 96 and 101. Of many short ones each block merges more.
-FEW_PARTS = 100
-BACKWARD = {
-    ResidentConfig(512, 2, 1, 1, 0, 6): (1.06, 0.98),
-    ResidentConfig(1024, 4, 1, 1, 0, 3): (1.05, 1.05),
-    ResidentConfig(512, 4, 1, 2, 0, 4): (1.0, 1.0),
-    ResidentConfig(256, 2, 1, 2, 0, 8): (0.98, 0.85),
-    ResidentConfig(256, 4, 2, 2, 0, 4): (0.92, 0.85),
-    ResidentConfig(256, 4, 3, 1, 0, 4): (0.9, 0.92),
-}
-#: Those of them that were measured with sums around the norm, whose tensors take registers.
-BACKWARD_OF_SUMS = [config for config in BACKWARD if config.warps == 4 and config.vectors <= 512]
-
-
-def _backward_for(problem: Problem, processors: int) -> ResidentConfig | None:
-    """The fastest by the share of the blocks that work and of their chunks that units fill: (41, 320, 72, 72) in 32
-    groups in fp16 with silu takes 148 us in chunks of 256 vectors, which are 84 % full, and 180 in chunks of 512, which
-    are 63 % full, (2, 320, 256, 256) in bf16 87 us on all blocks, and 98 on 81 % of them. Chunks are twice as long, on
-    half as many blocks, where a unit of float32 has many: (2, 64, 64, 96, 96), instance_norm with relu, takes 243 us
-    so, and 306, (2, 96, 48, 61, 77) in 32 groups took 150 and 183."""
-    known = BACKWARD if problem.added is None else BACKWARD_OF_SUMS
-    places = {config: spread(problem, config, processors) for config in known}
-    speeds = {
-        config: BACKWARD[config][place.parts > FEW_PARTS] * place.works(config, processors)
-        for config, place in places.items()
-        if place is not None
-    }
-    if not speeds:
-        return None
-    found = max(speeds, key=speeds.__getitem__)
-    place, larger = places[found], replace(found, tiles=2 * found.tiles, blocks=2)
-    assert place is not None
-    doubled = problem.dtype == "float32" and place.leads
-    return larger if doubled and spread(problem, larger, processors) is not None else found
-
-
-def _first_filled(problem: Problem, processors: int, order: Sequence[ResidentConfig]) -> ResidentConfig | None:
-    """The first of some configurations whose chunks units fill, nearly as well as those of any."""
-    fitting = [(config, place) for config in order if (place := spread(problem, config, processors)) is not None]
-    fullest = max((place.filled for _, place in fitting), default=0.0)
-    return next((config for config, place in fitting if place.filled >= FILLED * fullest), None)
+def _gains(problem: Problem, config: ResidentConfig) -> bool:
+    """Whether each of a thread's vectors of a tile has a gain and an offset of its own, and there are eight."""
+    within = channel_vectors(problem) % config.vectors == 0 or problem.norm.per_batch
+    return not within and config.vectors == 8 * 32 * config.warps

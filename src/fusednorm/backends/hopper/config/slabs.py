@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import gcd, lcm
 
-from fusednorm.backends.hopper.config.resident import ASKED, ResidentConfig, Waves, in_waves, vector_of
+from fusednorm.backends.hopper.config.resident import ASKED, Chunks, ResidentConfig, chunks_of, vector_of
 from fusednorm.backends.triton.runs import power_of_two
 from fusednorm.problem import Problem
 
@@ -18,8 +18,8 @@ MOST_GROUPS = 64
 #: Partials of a slab's groups, all of which each of its blocks merges: 9x128x32x32x32 in 32 groups in bf16 takes 84 us
 #: with 8192 of them, and 63 in slabs half as wide with 2048.
 MOST_MERGED = 4096
-#: Chunks of a slab up to which whole slabs to a wave are faster than results two waves behind.
-FEW_PARTS = 64
+#: Chunks of a slab up to which many small blocks are fastest.
+FEW_PARTS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SlabsConfig(ResidentConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class SlabsSpread(Waves):
+class SlabsSpread(Chunks):
     """Slabs of ``held`` vectors of each position, ``bands`` of them to a sample, in chunks of ``rows`` positions, and
     chunks over blocks."""
 
@@ -71,7 +71,7 @@ def spread(problem: Problem, config: SlabsConfig, processors: int) -> SlabsSprea
     if lanes > 32 * config.warps or held * vector // view.group_channels > MOST_GROUPS:
         return None
     bands, rows = view.channels // (held * vector), config.vectors // lanes * config.tiles
-    found = in_waves(view.samples * bands, -(-view.spatial // rows), config, processors, tensors=1, least=1)
+    found = chunks_of(view.samples * bands, -(-view.spatial // rows), config, processors, tensors=1, least=1)
     return None if found is None else SlabsSpread(**asdict(found), held=held, bands=bands, rows=rows)
 
 
@@ -81,8 +81,8 @@ def candidates() -> Iterator[SlabsConfig]:
     for lanes in LANES:
         for vectors, warps, blocks in sizes:
             for tiles in (1, 2, 3, 4):
-                for lag, ahead in ((2, 0), (1, 0), (1, 1)):
-                    yield SlabsConfig(vectors, warps, tiles, lag, ahead, blocks, lanes)
+                for lag in (2, 1):
+                    yield SlabsConfig(vectors, warps, tiles, lag, blocks, lanes)
 
 
 def configs(problem: Problem, processors: int) -> list[SlabsConfig]:
@@ -97,21 +97,23 @@ def configs(problem: Problem, processors: int) -> list[SlabsConfig]:
 
 @lru_cache(ASKED)
 def slabs_for(problem: Problem, processors: int) -> SlabsConfig | None:
-    """The default: lines of 256 bytes, and whole slabs to a wave where these have few chunks; else results two waves
-    behind, with lines of 128 bytes where slabs of wider ones do not fit the chip; None where none fits. With a tensor
-    added before the norm, smaller chunks: x + h of (16, 256, 128, 128) in bf16, with s kept, takes 155 us, and 164 in
-    chunks twice as large, in two reads 178."""
+    """The default: lines of 256 bytes on four blocks to a multiprocessor, where slabs do not have too many chunks for
+    that: (32, 512, 64, 64) in 32 groups in bf16 with silu takes 82 us so, and 91 one wave behind; else lines of 128
+    bytes on three, (1, 512, 256, 256) 48, and 50 on two; else chunks as long as slabs need to fit the chip; None where
+    none fits. With a tensor added before the norm, fewer blocks: x + h of (16, 256, 128, 128) in bf16, with s kept,
+    takes 155 us, and 164 in chunks twice as large, in two reads 178."""
     added = problem.added
     if added is not None and added.pre_layout is not None:
-        small = SlabsConfig(512, 4, 2, 2, 0, 3, LANES[0])
+        small = SlabsConfig(512, 4, 2, 2, 3, LANES[0])
         if spread(problem, small, processors) is not None:
             return small
-    few = SlabsConfig(512, 4, 3, 1, 0, 4, LANES[0])
+    few = SlabsConfig(512, 4, 2, 2, 4, LANES[0])
     place = spread(problem, few, processors)
     if place is not None and place.parts <= FEW_PARTS:
         return few
-    order = [SlabsConfig(512, 4, 4, 2, 0, 2, lanes) for lanes in LANES]
-    order += [SlabsConfig(512, 4, 4, 1, 0, 3, lanes) for lanes in LANES[:2]]
+    order = [SlabsConfig(512, 4, 3, 2, 3, LANES[1])]
+    order += [SlabsConfig(512, 4, 4, 2, 2, lanes) for lanes in LANES]
+    order += [SlabsConfig(512, 4, 4, 1, 3, lanes) for lanes in LANES[:2]]
     found = [(config, place) for config in order if (place := spread(problem, config, processors)) is not None]
     light = (config for config, place in found if merged(problem, place) <= MOST_MERGED)
     return next(light, found[0][0] if found else None)

@@ -102,15 +102,6 @@ def numbers_of_tile(
 
 
 @gluon.jit
-def following(chunk_unit, chunk_part, parts, step_unit, step_part):
-    """The unit of a block's next chunk and its part of it."""
-    chunk_unit += step_unit
-    chunk_part += step_part
-    over = chunk_part >= parts
-    return gl.where(over, chunk_unit + 1, chunk_unit), gl.where(over, chunk_part - parts, chunk_part)
-
-
-@gluon.jit
 def affine(p_weight, p_bias, p_scale, p_shift, o_channel, o_modulation):
     """A = weight (1 + scale) and B = bias (1 + scale) + shift of channels."""
     offset = o_channel.to(gl.float32) * 0.0

@@ -10,7 +10,7 @@ The numbers of chunk k of statistic s are pair ``s parts + k`` of the packets, t
 import triton
 
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
-from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of
+from fusednorm.backends.hopper.kernels.moments import inverse_deviation, merge_chunks
 from fusednorm.private.gluon_names import gl, gluon
 
 
@@ -47,9 +47,7 @@ def lead_moments(
         m_led = o_led < count
         o_led = first + gl.minimum(o_led, count - 1)
         b_mean, b_m2 = read_all(p_packets, o_led, o_part, parts)
-        mean = mean_of(gl.sum(b_mean * c_part, 1), elements)
-        b_distance = b_mean - mean[:, None]
-        variance = gl.sum(gl.where(c_part > 0.0, b_m2 + b_distance * b_distance * c_part, 0.0), 1) / elements
+        mean, variance = merge_chunks(b_mean, b_m2, c_part, elements, 1)
         rstd = inverse_deviation(variance, epsilon)
         publish(p_finals + o_led * 2, mean, rstd, m_led)
         if p_mean is not None:

@@ -19,6 +19,23 @@ def merge(mean, m2, count, mean_of_more, m2_of_more, more):
 
 
 @gluon.jit
+def add_pairs(first, second, first_of_more, second_of_more):
+    return first + first_of_more, second + second_of_more
+
+
+@gluon.jit
+def merge_chunks(b_mean, b_m2, b_count, elements, axis: gl.constexpr):
+    """Mean and variance of the chunks of a statistic along an axis, of which those with a count of 0 are none. The mean
+    is that of the means, corrected by that of their distances to it, so that it is rounded about once."""
+    mean = mean_of(gl.sum(b_mean * b_count, axis), elements)
+    b_distance = b_mean - (mean if axis == 0 else mean[:, None])
+    b_m2 = gl.where(b_count > 0.0, b_m2 + b_distance * b_distance * b_count, 0.0)
+    rest, m2 = gl.reduce((b_distance * b_count, b_m2), axis, add_pairs)
+    rest /= elements
+    return mean + rest, gl.maximum(m2 / elements - rest * rest, 0.0)
+
+
+@gluon.jit
 def inverse_deviation(variance, eps):
     """(variance + eps)^(-1/2): an approximation, which Newton's step makes good to the last bit or two."""
     shifted = variance + eps

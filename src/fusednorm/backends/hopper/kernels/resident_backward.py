@@ -1,14 +1,14 @@
 """The backward of units of channels_first that stay on the chip: input and grad_output are read once.
 
-Waves, chunks and packets are those of ``resident.py``; a chunk has its tiles twice, of the input and of grad_output. A
-wave sums dz and dz xhat of each tile, which has elements of one channel: p and q, which another launch makes the
+Chunks, claims and packets are those of ``resident.py``; a chunk has its tiles twice, of the input and of grad_output. A
+block sums dz and dz xhat of each tile, which has elements of one channel: p and q, which another launch makes the
 parameters' gradients of. The last tile of a channel has what is left of it. The block publishes the sums of A p and A q
-over its chunk. Two waves later it has P and Q of the unit, and stores dx = rstd (A dz - (P + xhat Q) / K). Where the
+over its chunk. LAG chunks later it has P and Q of the unit, and stores dx = rstd (A dz - (P + xhat Q) / K). Where the
 input is a sum, it adds the gradient that this has from elsewhere. The numbers that a tile is summed with, its unit's
-statistics and its channel's A and B, are read when its copy begins: a block would wait for them in each wave.
+statistics and its channel's A and B, are read when its copy begins: a block would wait for them each time.
 
-Behind the norm there may be post_add. Then dz is its gradient: a wave stores the dz of its tiles in memory, and in
-shared memory in the place of grad_output, from where dx is made of it two waves later.
+Behind the norm there may be post_add. Then dz is its gradient: a block stores the dz of its tiles in memory, and in
+shared memory in the place of grad_output, from where dx is made of it later.
 
 SHIFTED: planes, a channel of a sample each, are no whole number of vectors, and begin anywhere in one. Then a tile is
 of one plane, also where units are channels of all samples, and has whole vectors alone. What lies before the first
@@ -22,12 +22,12 @@ from fusednorm.backends.hopper.kernels.chunks import (
     Places,
     affine,
     begin_copy,
-    following,
     load_words,
     quotient,
     store_words,
     words_of_tile,
 )
+from fusednorm.backends.hopper.kernels.claims import claimed, first_pending, led_place, next_pending
 from fusednorm.backends.hopper.kernels.elements import (
     offsets_of_ends,
     offsets_of_vectors,
@@ -40,13 +40,8 @@ from fusednorm.backends.hopper.kernels.elements import (
 )
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_sums, leaders_layout
-from fusednorm.backends.hopper.kernels.rows import extended
+from fusednorm.backends.hopper.kernels.moments import add_pairs
 from fusednorm.private.gluon_names import async_load, commit_group, gl, gluon, wait_group
-
-
-@gluon.jit
-def add_pairs(first, second, first_of_more, second_of_more):
-    return first + first_of_more, second + second_of_more
 
 
 @gluon.jit
@@ -183,31 +178,22 @@ def known_of(known, place: gl.constexpr):
     )  # fmt: skip
 
 
-@gluon.jit
-def behind_tiles(known, tiles: gl.constexpr, more):
-    """What is known of tiles behind the first so many, and of more."""
-    rest = ()
-    for place in gl.static_range(KNOWN * tiles, len(known)):
-        rest = extended(rest, known[place])
-    return rest + more
-
-
 @gluon.jit(
     do_not_specialize=[
-        "length", "D", "groups", "x_sample", "dy_sample", "dx_sample", "behind_sample", "units", "parts", "waves",
-        "step_unit", "step_part", "magic_groups", "channel_length", "magic_channel", "channel_tiles",
+        "length", "D", "groups", "x_sample", "dy_sample", "dx_sample", "behind_sample", "units", "parts",
+        "magic_groups", "channel_length", "magic_channel", "channel_tiles",
         "plane_tiles", "total", "inverse_count",
     ]
 )  # fmt: skip
 def resident_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_packets,
     p_grad_sum, p_behind, p_grad_behind,
-    length, D, groups, x_sample, dy_sample, dx_sample, behind_sample, units, parts, waves, step_unit, step_part,
+    length, D, groups, x_sample, dy_sample, dx_sample, behind_sample, units, parts,
     magic_groups: gl.uint32, channel_length, magic_channel: gl.uint32, channel_tiles, plane_tiles, total,
     inverse_count: gl.float32, activation_parameter: gl.float64,
     DERIVATIVE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr, ACROSS: gl.constexpr,
     SHIFTED: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr,
-    AHEAD: gl.constexpr, LEAD: gl.constexpr, SMOOTH: gl.constexpr, TOLD: gl.constexpr, NUMBERS: gl.constexpr,
+    LEAD: gl.constexpr, MORE: gl.constexpr, SMOOTH: gl.constexpr, TOLD: gl.constexpr, NUMBERS: gl.constexpr,
 ):  # fmt: skip
     """p and q of each tile, and grad_input.
 
@@ -236,7 +222,8 @@ def resident_backward(
     WARPS: gl.constexpr = gl.num_warps()
     THREADS: gl.constexpr = 32 * WARPS
     REPEATS: gl.constexpr = TILE // THREADS
-    SLOTS: gl.constexpr = LAG + 1 + AHEAD
+    SLOTS: gl.constexpr = LAG + 1
+    LED: gl.constexpr = led_place(LAG)
     WORDS: gl.constexpr = tile_layout(REPEATS, 4, WARPS)
     VALUES: gl.constexpr = tile_layout(REPEATS, VECTOR, WARPS)
     EACH_VECTOR: gl.constexpr = gl.SliceLayout(2, VALUES)
@@ -265,34 +252,29 @@ def resident_backward(
     alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
 
     block, blocks = gl.program_id(0), gl.num_programs(0)
-    p_finals = p_packets + waves * blocks * 2
-    copied_unit, copied_part = block // parts, block % parts
-    summed_unit, summed_part = copied_unit, copied_part
-    stored_unit, stored_part = copied_unit, copied_part
+    p_finals = p_packets + units * parts * 2
+    p_claims = p_finals + units * 2
+    unit, part = block // parts, block % parts
     known = ()
-    for wave in gl.static_range(AHEAD + 1):
-        for place in gl.static_range(TILES):
-            known = known + begin_tile(
-                slots.index(wave * TILES + place), grad_slots.index(wave * TILES + place), p_x, p_dy, e_x, e_dy,
-                p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, tiling, copied_unit,
-                copied_part * TILES + place, D, channel_length, channel_tiles, x_sample, dy_sample, o_vectors,
-                o_words, TILE, VECTOR, FULL, ACROSS, SHIFTED, THREADS, EACH_THREAD,
-            )  # fmt: skip
-        copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
-    summed, stored, copied = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor((AHEAD + 1) % SLOTS)
-    for wave in range(waves + LAG):
-        lagging = wave - LAG
-        due = (lagging >= 0) & (stored_unit < units)
-        due_unit = gl.minimum(stored_unit, units - 1)
+    for place in gl.static_range(TILES):
+        known = known + begin_tile(
+            slots.index(place), grad_slots.index(place), p_x, p_dy, e_x, e_dy, p_weight, p_bias, p_scale, p_shift,
+            p_mean, p_rstd, places, tiling, unit, part * TILES + place, D, channel_length, channel_tiles, x_sample,
+            dy_sample, o_vectors, o_words, TILE, VECTOR, FULL, ACROSS, SHIFTED, THREADS, EACH_THREAD,
+        )  # fmt: skip
+    pending = first_pending(unit, part, LAG)
+    summed = gl.to_tensor(0)
+    while pending[0] < units:
+        summed_unit, summed_part = pending[2 * LAG], pending[2 * LAG + 1]
+        due, due_unit, due_part = pending[0] >= 0, gl.maximum(pending[0], 0), pending[1]
+        freed = gl.where(summed == SLOTS - 1, 0, summed + 1)
         if LEAD:
             p_pair = p_finals + due_unit * 2
-            if due & (stored_part == 0):
-                lead_sums(p_packets, p_pair, due_unit, parts, inverse_count, PARTS, OF_LEADERS)
         else:
             p_pair = p_packets + (due_unit * parts + o_part) * 2
         first_packet, second_packet = peek(p_pair)
 
-        if wave < waves:
+        if summed_unit < units:
             chunk_p, chunk_q = gl.to_tensor(0.0), gl.to_tensor(0.0)
             for place in gl.static_range(TILES):
                 of_tile = known_of(known, place)
@@ -304,7 +286,7 @@ def resident_backward(
                         p_behind, places, summed_unit, first, behind_sample, o_vectors, o_words, ACROSS
                     )
                     b_behind = load_words(p_words, gl.where(of_tile.there, left, 0), o_words, False)
-                wait_group((AHEAD + 1) * TILES - place - 1)
+                wait_group(TILES - place - 1)
                 if of_tile.there:
                     gain, offset, mean, rstd = of_tile.gain, of_tile.offset, of_tile.mean, of_tile.rstd
                     b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
@@ -352,18 +334,20 @@ def resident_backward(
                             gl.store(p_partials + 2 * total + o_partial, rstd * r)
                     chunk_p += gain * p
                     chunk_q += gain * q
-            publish(p_packets + (wave * blocks + block) * 2, chunk_p, chunk_q)
-            summed_unit, summed_part = following(summed_unit, summed_part, parts, step_unit, step_part)
-            summed = gl.where(summed == SLOTS - 1, 0, summed + 1)
+            publish(p_packets + (summed_unit * parts + summed_part) * 2, chunk_p, chunk_q)
+        if LEAD:
+            led, led_part = pending[LED], pending[LED + 1]
+            if (led >= 0) & (led < units) & (led_part == 0):
+                lead_sums(p_packets, p_finals + led * 2, led, parts, inverse_count, PARTS, OF_LEADERS)
 
         if due:
-            sample = quotient(stored_unit, magic_groups)
-            group = stored_unit - sample * groups
-            mean, rstd = gl.load(p_mean + stored_unit), gl.load(p_rstd + stored_unit)
-            where = tile_of(stored_unit, stored_part * TILES, tiling, TILE, VECTOR, ACROSS, SHIFTED)
+            sample = quotient(due_unit, magic_groups)
+            group = due_unit - sample * groups
+            mean, rstd = gl.load(p_mean + due_unit), gl.load(p_rstd + due_unit)
+            where = tile_of(due_unit, due_part * TILES, tiling, TILE, VECTOR, ACROSS, SHIFTED)
             if SHIFTED:  # on their way while the unit's numbers are awaited
                 o_ends, m_ends = ends_of(
-                    where, stored_part * TILES < tiling.tiles, channel_length, VECTOR, THREADS, EACH_THREAD
+                    where, due_part * TILES < tiling.tiles, channel_length, VECTOR, THREADS, EACH_THREAD
                 )
                 end_x, end_dy = load_ends(e_x, e_dy, o_ends, m_ends)
             channel = group * D + where.within
@@ -375,15 +359,17 @@ def resident_backward(
                 b_p, b_q = settle(first_packet, second_packet, p_pair)
                 unit_p, unit_q = gl.reduce((gl.where(m_part, b_p, 0.0), gl.where(m_part, b_q, 0.0)), 0, add_pairs)
                 scaled_p, scaled_q = rstd * (unit_p * inverse_count), rstd * (unit_q * inverse_count)
-            coming = ()
+            if MORE:
+                unit, part = claimed(p_claims, summed_unit, units, parts, blocks)
+                known = ()
+            else:
+                unit, part = units + 0, gl.to_tensor(0)
             for place in gl.static_range(TILES):
                 first, left = where.first, where.left
-                b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
-                b_dy = values_of(grad_slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
+                b_x = values_of(slots.index(freed * TILES + place).load(WORDS), VALUES, DTYPE)
+                b_dy = values_of(grad_slots.index(freed * TILES + place).load(WORDS), VALUES, DTYPE)
                 if p_grad_sum is not None:
-                    p_words = words_of_tile(
-                        p_grad_sum, places, stored_unit, first, x_sample, o_vectors, o_words, ACROSS
-                    )
+                    p_words = words_of_tile(p_grad_sum, places, due_unit, first, x_sample, o_vectors, o_words, ACROSS)
                     b_more = load_words(p_words, left, o_words, False)
                 if place == 0 or not ACROSS:
                     gain *= rstd
@@ -402,8 +388,8 @@ def resident_backward(
                     b_dx += values_of(b_more, VALUES, DTYPE)
                 b_dx = words_of(b_dx, WORDS, DTYPE)
                 if place < TILES - 1:
-                    tile = stored_part * TILES + place + 1
-                    where = tile_of(stored_unit, tile, tiling, TILE, VECTOR, ACROSS, SHIFTED)
+                    tile = due_part * TILES + place + 1
+                    where = tile_of(due_unit, tile, tiling, TILE, VECTOR, ACROSS, SHIFTED)
                     if SHIFTED:
                         o_ends, m_ends = ends_of(
                             where, tile < tiling.tiles, channel_length, VECTOR, THREADS, EACH_THREAD
@@ -413,31 +399,31 @@ def resident_backward(
                         channel = group * D + where.within
                         o_sample = sample * (groups * D) + channel
                         gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, o_sample)
-                coming = coming + begin_tile(
-                    slots.index(copied * TILES + place), grad_slots.index(copied * TILES + place), p_x, p_dy, e_x, e_dy,
-                    p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, tiling, copied_unit,
-                    copied_part * TILES + place, D, channel_length, channel_tiles, x_sample, dy_sample, o_vectors,
-                    o_words, TILE, VECTOR, FULL, ACROSS, SHIFTED, THREADS, EACH_THREAD,
-                )  # fmt: skip
+                if MORE:
+                    known = known + begin_tile(
+                        slots.index(freed * TILES + place), grad_slots.index(freed * TILES + place), p_x, p_dy, e_x,
+                        e_dy, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, tiling, unit,
+                        part * TILES + place, D, channel_length, channel_tiles, x_sample, dy_sample, o_vectors, o_words,
+                        TILE, VECTOR, FULL, ACROSS, SHIFTED, THREADS, EACH_THREAD,
+                    )  # fmt: skip
                 if SHIFTED:
                     p_words = words_from(p_dx, first, o_words)
                 else:
-                    p_words = words_of_tile(p_dx, places, stored_unit, first, dx_sample, o_vectors, o_words, ACROSS)
+                    p_words = words_of_tile(p_dx, places, due_unit, first, dx_sample, o_vectors, o_words, ACROSS)
                 store_words(p_words, b_dx, left, o_words, EVEN)
-            known = behind_tiles(known, TILES, coming)
-        if LAG > 0:
-            if lagging < 0:
-                coming = ()
-                for place in gl.static_range(TILES):
-                    coming = coming + begin_tile(
-                        slots.index(copied * TILES + place), grad_slots.index(copied * TILES + place), p_x, p_dy, e_x,
-                        e_dy, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, tiling, copied_unit,
-                        copied_part * TILES + place, D, channel_length, channel_tiles, x_sample, dy_sample, o_vectors,
-                        o_words, TILE, VECTOR, FULL, ACROSS, SHIFTED, THREADS, EACH_THREAD,
+        else:
+            if MORE:
+                unit, part = claimed(p_claims, summed_unit, units, parts, blocks)
+                known = ()
+            else:
+                unit, part = units + 0, gl.to_tensor(0)
+            for place in gl.static_range(TILES):
+                if MORE:
+                    known = known + begin_tile(
+                        slots.index(freed * TILES + place), grad_slots.index(freed * TILES + place), p_x, p_dy, e_x,
+                        e_dy, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, tiling, unit,
+                        part * TILES + place, D, channel_length, channel_tiles, x_sample, dy_sample, o_vectors, o_words,
+                        TILE, VECTOR, FULL, ACROSS, SHIFTED, THREADS, EACH_THREAD,
                     )  # fmt: skip
-                known = behind_tiles(known, TILES, coming)
-        if lagging >= 0:
-            stored_unit, stored_part = following(stored_unit, stored_part, parts, step_unit, step_part)
-            stored = gl.where(stored == SLOTS - 1, 0, stored + 1)
-        copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
-        copied = gl.where(copied == SLOTS - 1, 0, copied + 1)
+        pending = next_pending(pending, unit, part)
+        summed = freed

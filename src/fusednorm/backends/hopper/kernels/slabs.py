@@ -1,18 +1,18 @@
 """Slabs of channels_last, read once: a slab stays in shared memory until its blocks have the statistics of its groups.
 
 A slab is a band of neighbouring channels, whole groups, at all positions of a sample. A tile is ROWS positions of LANES
-vectors of 16 bytes, and a chunk is TILES tiles of one slab. Waves, and what a block does in each, are those of
+vectors of 16 bytes, and a chunk is TILES tiles of one slab. Blocks claim chunks, and do with each what they do in
 ``resident.py``. But a slab may have hundreds of chunks and many groups, so not every block merges all numbers of its
-slab: the blocks that have the slab's first chunks lead. Each of them merges the numbers of some groups, at the
-beginning of the wave behind the one in which the last of these were published, and publishes the mean and the inverse
-deviation, for which the others wait at the end of that wave.
+slab: each leads for some groups, for each chunk that it has of a slab. A leader merges the numbers of these and
+publishes the mean and the inverse deviation, for which the others wait before they store.
 
 A piece is SPAN neighbouring channels, the most that divide a vector and a group. Each thread has the same vector of
 channels at some positions of each tile; it sums its elements of each piece, and the squares of their distances to their
 own mean. Tiles, threads, pieces and chunks are merged around the mean of all, as in ``resident.py``.
 """
 
-from fusednorm.backends.hopper.kernels.chunks import affine, following, quotient
+from fusednorm.backends.hopper.kernels.chunks import affine, quotient
+from fusednorm.backends.hopper.kernels.claims import claimed, first_pending, led_place, next_pending, pending_at
 from fusednorm.backends.hopper.kernels.elements import tile_layout, values_of, words_of
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_moments, leaders_layout
@@ -44,19 +44,18 @@ def merge_pieces(b_mean, b_m2, b_count, o_group, o_of_piece, pieces):
 @gluon.jit(
     do_not_specialize=[
         "positions", "D", "channels", "x_sample", "x_row", "y_sample", "y_row", "before_sample", "before_row",
-        "behind_sample", "behind_row", "held", "held_groups", "bands", "slabs", "parts", "waves", "step_slab",
-        "step_part", "magic_bands", "elements",
+        "behind_sample", "behind_row", "held", "held_groups", "bands", "slabs", "parts", "magic_bands", "elements",
     ]
 )  # fmt: skip
 def slabs_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets,
     p_before, p_numbers, p_behind, p_total,
     positions, D, channels, x_sample, x_row, y_sample, y_row, before_sample, before_row, behind_sample, behind_row,
-    held, held_groups, bands, slabs, parts, waves, step_slab, step_part, magic_bands: gl.uint32, elements: gl.float32,
+    held, held_groups, bands, slabs, parts, magic_bands: gl.uint32, elements: gl.float32,
     eps: gl.float64, activation_parameter: gl.float64,
     VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr, SPAN: gl.constexpr,
     LANES: gl.constexpr, GROUPS: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr,
-    LED: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
+    LED: gl.constexpr, LAG: gl.constexpr, MORE: gl.constexpr,
 ):  # fmt: skip
     """Statistics and results, of z + post_add where ``p_behind`` is there, and of a sum where ``p_before`` or
     ``p_numbers`` is: x + number, x + pre_add, or x + number pre_add, by numbers of channels. ``p_total`` gets the sum.
@@ -83,7 +82,8 @@ def slabs_forward(
     SIDE: gl.constexpr = THREADS // LANES  # threads that have the same vector of channels
     ROWS: gl.constexpr = REPEATS * SIDE
     EACH: gl.constexpr = REPEATS * SPAN  # elements of a piece that a thread has in a tile
-    SLOTS: gl.constexpr = LAG + 1 + AHEAD  # chunks in shared memory
+    SLOTS: gl.constexpr = LAG + 1  # chunks in shared memory
+    AT: gl.constexpr = led_place(LAG)
     WORDS: gl.constexpr = tile_layout(REPEATS, 4, WARPS)
     VALUES: gl.constexpr = tile_layout(REPEATS, VECTOR, WARPS)
     ELEMENTS: gl.constexpr = gl.SliceLayout(0, VALUES)
@@ -112,53 +112,52 @@ def slabs_forward(
     pieces = (D // SPAN).to(gl.float32)
     p_finals = p_packets + slabs * held_groups * parts * 2
 
+    p_claims = p_finals + slabs * held_groups * 2
+
     block, blocks = gl.program_id(0), gl.num_programs(0)
-    copied_slab, copied_part = block // parts, block % parts
-    summed_slab, summed_part = copied_slab, copied_part
-    stored_slab, stored_part = copied_slab, copied_part
-    for wave in gl.static_range(AHEAD + 1):
-        for place in gl.static_range(TILES):
-            begin_copy(
-                slots.index(wave * TILES + place), p_x, places, copied_slab, copied_part, x_sample, x_row, o_words,
-                place, TILES, ROWS, EVEN, FULL,
-            )  # fmt: skip
-            commit_group()
-        copied_slab, copied_part = following(copied_slab, copied_part, parts, step_slab, step_part)
+    slab, part = block // parts, block % parts
+    for place in gl.static_range(TILES):
+        begin_copy(
+            slots.index(place), p_x, places, slab, part, x_sample, x_row, o_words, place, TILES, ROWS, EVEN, FULL
+        )
+        commit_group()
     alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
     epsilon = gl.cast(eps, gl.float32)
-    summed, stored, copied = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor((AHEAD + 1) % SLOTS)
-    for wave in range(waves + LAG):
-        lagging = wave - LAG
-        due = (lagging >= 0) & (stored_slab < slabs)
-        due_slab = gl.minimum(stored_slab, slabs - 1)
+    pending = first_pending(slab, part, LAG)
+    summed, led_slab = gl.to_tensor(0), gl.to_tensor(-1)
+    while pending[0] < slabs:
+        summed_slab, summed_part = pending[2 * LAG], pending[2 * LAG + 1]
+        due, due_slab, due_part = pending[0] >= 0, gl.maximum(pending[0], 0), pending[1]
+        freed = gl.where(summed == SLOTS - 1, 0, summed + 1)
         sample = quotient(due_slab, magic_bands)
         band = due_slab - sample * bands
         p_final = p_finals + (due_slab * held_groups + o_final) * 2
-        # The blocks that had chunks of the slab in the wave of its first one lead.
-        if due & (stored_part <= block):
-            leaders = gl.minimum(parts, blocks - block + stored_part)
-            lead_moments(
-                p_packets, p_finals, p_mean, p_rstd, p_var, due_slab * held_groups, held_groups, stored_part, leaders,
-                parts, positions, D, elements, epsilon, TILES * ROWS, PARTS, LED, OF_LEADERS,
-            )  # fmt: skip
+        # A block leads for all of its chunks of a slab at once; with a lag of 1 before its next sums, if those are of
+        # another slab.
+        led, leads = pending[AT], (pending[AT] >= 0) & (pending[AT] < slabs) & (pending[AT] != led_slab)
+        led_slab = gl.where(leads, led, led_slab)
+        if LAG == 1:
+            if leads & (led != summed_slab):
+                lead_moments(
+                    p_packets, p_finals, p_mean, p_rstd, p_var, led * held_groups, held_groups, due_part, parts,
+                    parts, positions, D, elements, epsilon, TILES * ROWS, PARTS, LED, OF_LEADERS,
+                )  # fmt: skip
         first_packet, second_packet = peek(p_final)
 
-        if wave < waves:
-            added_slab = gl.minimum(summed_slab, slabs - 1)
-            added_end = gl.where(summed_slab < slabs, positions, 0)
+        if summed_slab < slabs:
             if p_numbers is not None:
-                of_sample = quotient(added_slab, magic_bands)
-                o_channel = (added_slab - of_sample * bands) * (held * VECTOR) + o_element
+                of_sample = quotient(summed_slab, magic_bands)
+                o_channel = (summed_slab - of_sample * bands) * (held * VECTOR) + o_element
                 o_channel = gl.minimum(o_channel, channels - 1)
                 b_numbers = gl.load(p_numbers + of_sample.to(gl.int64) * channels + o_channel)
                 b_numbers = b_numbers.to(gl.float32)[None, :, :]
             if p_before is not None:  # on its way while copies are awaited
                 b_before = load_rows(
-                    p_before, places, added_slab, summed_part * (TILES * ROWS), added_end, before_sample, before_row,
+                    p_before, places, summed_slab, summed_part * (TILES * ROWS), positions, before_sample, before_row,
                     o_before,
                 )  # fmt: skip
             for place in gl.static_range(TILES):
-                wait_group((AHEAD + 1) * TILES - place - 1)
+                wait_group(TILES - place - 1)
                 b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
                 if p_before is not None or p_numbers is not None:
                     first = (summed_part * TILES + place) * ROWS
@@ -166,7 +165,7 @@ def slabs_forward(
                         b_added = values_of(b_before, VALUES, DTYPE)
                         if place < TILES - 1:
                             b_before = load_rows(
-                                p_before, places, added_slab, first + ROWS, added_end, before_sample, before_row,
+                                p_before, places, summed_slab, first + ROWS, positions, before_sample, before_row,
                                 o_before,
                             )  # fmt: skip
                         b_x = b_x + b_added if p_numbers is None else gl.fma(b_numbers, b_added, b_x)
@@ -175,8 +174,8 @@ def slabs_forward(
                     b_sum = words_of(b_x, WORDS, DTYPE)
                     slots.index(summed * TILES + place).store(b_sum)
                     if p_total is not None:
-                        p_words = words_of_rows(p_total, places, added_slab, first, y_sample, y_row, o_stored)
-                        gl.store(p_words, b_sum, mask=mask_of_rows(places, first, added_end, o_stored))
+                        p_words = words_of_rows(p_total, places, summed_slab, first, y_sample, y_row, o_stored)
+                        gl.store(p_words, b_sum, mask=mask_of_rows(places, first, positions, o_stored))
                     b_x = values_of(b_sum, VALUES, DTYPE)
                 if EVEN:
                     b_mean = pieces_of(gl.sum(b_x, 0), OF_THREADS, PIECES) * (1.0 / EACH)
@@ -209,7 +208,7 @@ def slabs_forward(
                 b_distance = b_mean - piece_mean[None, :]
                 piece_m2 = gl.sum(b_m2 + b_distance * b_distance * (TILES * EACH), 0)
             else:
-                rows = gl.minimum(gl.maximum(positions - summed_part * (TILES * ROWS), 1), TILES * ROWS)
+                rows = gl.minimum(positions - summed_part * (TILES * ROWS), TILES * ROWS)
                 piece_count = (rows * SPAN).to(gl.float32)
                 b_count = gl.reshape(gl.broadcast(count, mean)[0], [SIDE, ALL_PIECES])
                 piece_mean = mean_of(gl.sum(b_mean * b_count, 0), piece_count)
@@ -219,9 +218,15 @@ def slabs_forward(
             piece_m2 = gl.convert_layout(piece_m2, gl.SliceLayout(0, OF_GROUPS))
             chunk_mean, chunk_m2 = merge_pieces(piece_mean, piece_m2, piece_count, o_group, o_of_piece, pieces)
             p_pair = p_packets + ((summed_slab * held_groups + o_group) * parts + summed_part) * 2
-            publish(p_pair, chunk_mean, chunk_m2, (o_group < held_groups) & (summed_slab < slabs))
-            summed_slab, summed_part = following(summed_slab, summed_part, parts, step_slab, step_part)
-            summed = gl.where(summed == SLOTS - 1, 0, summed + 1)
+            publish(p_pair, chunk_mean, chunk_m2, o_group < held_groups)
+        if leads & ((LAG > 1) | (led == summed_slab)):
+            for turn in range(AT // 2, LAG + 1):
+                of_turn, led_part = pending_at(pending, turn)
+                if of_turn == led:
+                    lead_moments(
+                        p_packets, p_finals, p_mean, p_rstd, p_var, led * held_groups, held_groups, led_part, parts,
+                        parts, positions, D, elements, epsilon, TILES * ROWS, PARTS, LED, OF_LEADERS,
+                    )  # fmt: skip
 
         if due:
             o_channel = band * (held * VECTOR) + o_element
@@ -232,42 +237,49 @@ def slabs_forward(
             )
             if p_behind is not None:  # on its way while the groups' numbers are awaited
                 b_behind = load_rows(
-                    p_behind, places, stored_slab, stored_part * (TILES * ROWS), positions, behind_sample, behind_row,
+                    p_behind, places, due_slab, due_part * (TILES * ROWS), positions, behind_sample, behind_row,
                     o_behind,
                 )  # fmt: skip
             b_mean, b_rstd = settle(first_packet, second_packet, p_final)
             b_mean = elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :]
             gain = (gain * elements_of(b_rstd, ELEMENTS, VECTOR))[None, :, :]
+            if MORE:
+                slab, part = claimed(p_claims, summed_slab, slabs, parts, blocks)
+            else:
+                slab, part = slabs + 0, gl.to_tensor(0)
             for place in gl.static_range(TILES):
-                first = (stored_part * TILES + place) * ROWS
-                b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
+                first = (due_part * TILES + place) * ROWS
+                b_x = values_of(slots.index(freed * TILES + place).load(WORDS), VALUES, DTYPE)
                 b_z = gl.fma(b_x - b_mean, gain, offset[None, :, :])
                 if p_behind is not None:
                     b_z += values_of(b_behind, VALUES, DTYPE)
                     if place < TILES - 1:
                         b_behind = load_rows(
-                            p_behind, places, stored_slab, first + ROWS, positions, behind_sample, behind_row, o_behind
+                            p_behind, places, due_slab, first + ROWS, positions, behind_sample, behind_row, o_behind
                         )
                 b_y = words_of(VALUE(b_z, alpha), WORDS, DTYPE)
-                begin_copy(
-                    slots.index(copied * TILES + place), p_x, places, copied_slab, copied_part, x_sample, x_row,
-                    o_words, place, TILES, ROWS, EVEN, FULL,
-                )  # fmt: skip
-                commit_group()
-                p_words = words_of_rows(p_y, places, stored_slab, first, y_sample, y_row, o_stored)
+                if MORE:
+                    begin_copy(
+                        slots.index(freed * TILES + place), p_x, places, slab, part, x_sample, x_row, o_words,
+                        place, TILES, ROWS, EVEN, FULL,
+                    )  # fmt: skip
+                    commit_group()
+                p_words = words_of_rows(p_y, places, due_slab, first, y_sample, y_row, o_stored)
                 if EVEN and FULL:
                     gl.store(p_words, b_y)
                 else:
                     gl.store(p_words, b_y, mask=mask_of_rows(places, first, positions, o_stored))
-        if lagging < 0:
+        else:
+            if MORE:
+                slab, part = claimed(p_claims, summed_slab, slabs, parts, blocks)
+            else:
+                slab, part = slabs + 0, gl.to_tensor(0)
             for place in gl.static_range(TILES):
-                begin_copy(
-                    slots.index(copied * TILES + place), p_x, places, copied_slab, copied_part, x_sample, x_row,
-                    o_words, place, TILES, ROWS, EVEN, FULL,
-                )  # fmt: skip
-                commit_group()
-        if lagging >= 0:
-            stored_slab, stored_part = following(stored_slab, stored_part, parts, step_slab, step_part)
-            stored = gl.where(stored == SLOTS - 1, 0, stored + 1)
-        copied_slab, copied_part = following(copied_slab, copied_part, parts, step_slab, step_part)
-        copied = gl.where(copied == SLOTS - 1, 0, copied + 1)
+                if MORE:
+                    begin_copy(
+                        slots.index(freed * TILES + place), p_x, places, slab, part, x_sample, x_row, o_words,
+                        place, TILES, ROWS, EVEN, FULL,
+                    )  # fmt: skip
+                    commit_group()
+        pending = next_pending(pending, slab, part)
+        summed = freed

@@ -19,7 +19,7 @@ from fusednorm.backends.hopper.config.resident import (
 from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForward, name_of, narrower_sum_forward
-from fusednorm.backends.hopper.plans.waves import InWaves
+from fusednorm.backends.hopper.plans.chunks import InChunks
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import (
@@ -39,7 +39,7 @@ from fusednorm.operands import (
 from fusednorm.problem import Added, Problem
 
 
-class Resident(InWaves):
+class Resident(InChunks):
     """What both directions share: the spread of units, the kernel's constants."""
 
     name = "hopper.resident"
@@ -47,9 +47,7 @@ class Resident(InWaves):
     def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
         place = spread(problem, config, processors)
         assert place is not None
-        # A pair for each chunk, and for each unit, whose leader publishes it.
-        pairs = place.waves * place.blocks + problem.num_statistics
-        super().__init__(problem, config, place, problem.view.groups, pairs)
+        super().__init__(problem, config, place, problem.view.groups)
         self.place, self.vector, self.across = place, vector_of(problem), problem.norm.per_batch
 
     @property

@@ -9,7 +9,7 @@ from fusednorm.backends.hopper.config.slabs import SlabsConfig, span, spread
 from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.kernels.slabs import slabs_forward
 from fusednorm.backends.hopper.plans.base import NarrowerForward, name_of, narrower_sum_forward
-from fusednorm.backends.hopper.plans.waves import InWaves
+from fusednorm.backends.hopper.plans.chunks import InChunks
 from fusednorm.backends.triton.plans.base import ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumForward
 from fusednorm.backends.triton.runs import power_of_two
@@ -19,7 +19,7 @@ from fusednorm.problem import Added, Problem
 READ = 4
 
 
-class SlabsForward(InWaves, NarrowerForward):
+class SlabsForward(InChunks, NarrowerForward):
     """One launch, and one before it that fills the packets with zeros."""
 
     name = "hopper.slabs"
@@ -30,9 +30,7 @@ class SlabsForward(InWaves, NarrowerForward):
         ForwardPlan.__init__(self, problem)
         view, output, vector = problem.view, problem.output_layout, vector_of(problem)
         assert output is not None
-        # A pair for each chunk and for each group, whose leader publishes it.
-        pairs = problem.num_statistics * (place.parts + 1)
-        InWaves.__init__(self, problem, config, place, place.bands, pairs)
+        InChunks.__init__(self, problem, config, place, place.bands)
         groups = view.groups // place.bands
         added = problem.added or Added()
         layouts = problem.layout, output, added.pre_layout or output, added.post_layout or output
