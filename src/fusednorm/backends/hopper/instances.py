@@ -15,6 +15,7 @@ from fusednorm.backends.hopper.config.resident import (
     channel_vectors,
     configs,
     divides,
+    ragged,
     resident_for,
     shifted,
     spread,
@@ -48,6 +49,8 @@ DEAR = 17
 LEAST_WORKING, LEAST_WORKING_WIDE = 0.75, 0.53
 #: The same of a forward.
 LEAST_WORKING_FORWARD = 0.65
+#: Vectors of chunks that divide units of 16 bits whose activation takes about the time of a second read.
+LONG_CHUNK = 1024
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
 #: the last turn are short: 1000 x 16384 in bf16 took 53 us, and 55 in two reads, 500 x 12288 32 and 24. The same of
 #: rows with a mean, which others take in parts: 1000 x 12288 takes 38 us, and 34 in parts, 4096 x 16384 115 and 131.
@@ -498,8 +501,8 @@ def choose(problem: Problem) -> Instance | None:
     if problem.backward:
         least = LEAST_WORKING if DTYPE_BYTES[problem.dtype] == 2 else LEAST_WORKING_WIDE
         return None if place.works(config, processors()) < least or _dear(problem) else RESIDENT
-    ragged = not problem.norm.per_batch and channel_vectors(problem) % config.vectors != 0
-    dear = problem.norm.activation_flops >= DEAR and (ragged or (_dear(problem) and not place.even))
+    dear = problem.norm.activation_flops >= DEAR and ragged(problem, config)
+    dear = dear or (_dear(problem) and unit_vectors(problem) % LONG_CHUNK != 0)
     return None if dear or place.works(config, processors()) < LEAST_WORKING_FORWARD else RESIDENT
 
 
