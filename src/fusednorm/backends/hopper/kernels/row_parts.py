@@ -23,7 +23,7 @@ from fusednorm.backends.hopper.kernels.elements import (
     words_of,
 )
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
-from fusednorm.backends.hopper.kernels.resident_backward import add_pairs
+from fusednorm.backends.hopper.kernels.moments import add_pairs
 from fusednorm.backends.hopper.kernels.rows import extended, gradients_of, statistics_of
 from fusednorm.private.gluon_names import async_load, commit_group, gl, gluon, wait_group
 
