@@ -200,9 +200,9 @@ def resident_backward(
     ``length``, TILE and ``channel_length`` are the vectors of a unit, a tile and a channel; ``channel_tiles`` are the
     tiles of a channel, and ``magic_channel`` is theirs. p of tile t of channel c is partial t of (n, c), and q lies
     ``total`` behind it. EVEN: chunks divide units. FULL: tiles divide channels, or ACROSS samples units. LEAD: the
-    block of a unit's first chunk leads. SMOOTH: the slope of the activation is no constant. TOLD: what lies behind is
-    the output, which tells the activation's derivative, in the place of post_add. NUMBERS: the sum of xhat of a tile
-    lies ``total`` behind q.
+    block of a unit's first chunk leads. MORE: there are more chunks than blocks. SMOOTH: the slope of the activation is
+    no constant. TOLD: what lies behind is the output, which tells the activation's derivative, in the place of
+    post_add. NUMBERS: the sum of xhat of a tile lies ``total`` behind q.
 
     ACROSS: a unit is a channel of all samples, ``channel_tiles`` are its tiles, and ``magic_channel`` is that of the
     vectors of one sample. SHIFTED: ``channel_length`` are elements, ``plane_tiles`` are the tiles of a channel of one

@@ -62,7 +62,8 @@ def slabs_forward(
 
     A slab has ``held`` vectors of each position, which are ``held_groups`` groups; LANES and GROUPS are the next powers
     of 2 from there on. FULL: there are LANES vectors. EVEN: chunks divide slabs. Strides come in vectors. PARTS is the
-    next power of 2 from the chunks of a slab on. LED is the groups that a leader merges at a time.
+    next power of 2 from the chunks of a slab on. MORE: there are more chunks than blocks. LED is the groups that a
+    leader merges at a time.
     """
     DTYPE: gl.constexpr = p_x.dtype.element_ty
     p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)
