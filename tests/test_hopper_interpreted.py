@@ -4,7 +4,7 @@ stored once, nothing read or stored outside of a tensor, on spreads of units ove
 from __future__ import annotations
 
 import functools
-import time
+import threading
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -376,37 +376,44 @@ def test_slabs(shape: tuple[int, ...], groups: int, config: SlabsConfig, process
     check_slabs(shape, groups, config, processors, dtype)
 
 
-@pytest.mark.parametrize("greedy", [False, True], ids=["one is slow", "one is fast"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["one is late", "one is ahead"])
 @pytest.mark.parametrize(
     ("name", "lag", "leads"),
     [("forward", 1, False), ("forward", 2, False), ("forward", 2, True), ("backward", 1, False), ("backward", 2, False),
      ("backward", 2, True), ("slabs", 1, True), ("slabs", 2, True)],
 )  # fmt: skip
 def test_blocks_of_any_speed_make_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, name: str, lag: int, leads: bool, greedy: bool
+    monkeypatch: pytest.MonkeyPatch, name: str, lag: int, leads: bool, ahead: bool
 ) -> None:
-    """A unit has as many chunks as there are blocks, so that a block that is ahead has several of one unit, for all of
-    which others wait: none waits for ever, and none makes other bits."""
+    """Seven units have as many chunks each as there are blocks. A block that is ahead of all others has more than one
+    chunk of the second unit, and waits for the others' there; without one that is late the others do its share."""
     if leads:
         monkeypatch.setattr(config, "MANY_PARTS", 2)
     module = kernels().modules["resident" if name == "forward" else "resident_backward" if name == "backward" else name]
-    claimed, counts = module.claimed, [0] * 12
+    claimed, blocks, units = module.claimed, 12, 7
+    counts, changed = [0] * blocks, threading.Condition()
 
-    def slowly(*arguments: Any) -> Any:
+    def paced(*arguments: Any) -> Any:
         place = int(plain(kernels().language.program_id(0)))
-        counts[place] += 1
-        time.sleep(0.03 if (place == 0) != greedy else 0.0)
+        _, last_unit, all_units, *_ = arguments
+        with changed:
+            counts[place] += bool(last_unit < all_units)
+            changed.notify_all()
+            if ahead and place > 0:  # until the first one cannot go on: a leader leads one chunk ahead of its results
+                assert changed.wait_for(lambda: counts[0] >= (lag if leads else lag + 1), 60)
+            if not ahead and place == blocks - 1:  # each of the others claims once in vain
+                assert changed.wait_for(lambda: sum(counts[:-1]) == (units - 1) * blocks + blocks - 1, 60)
         return claimed(*arguments)
 
-    monkeypatch.setattr(module, "claimed", slowly)
-
-    def run() -> Any:
+    def run() -> bytes:
+        counts[:] = [0] * blocks
         if name == "slabs":
             place = SlabsConfig(128, 1, 1, lag, 4, 8)
-            return check_slabs((7, 64, 12, 16), 8, place, 3, torch.float16)
+            return check_slabs((units, 64, 12, 16), 8, place, 3, torch.float16)
         check = check_forward if name == "forward" else check_backward
-        return check(Case((7, 2, 96, 64), 1, ResidentConfig(256, 2, 1, lag, 4), processors=3))
+        return check(Case((units, 2, 96, 64), 1, ResidentConfig(256, 2, 1, lag, 4), processors=3))
 
-    bits = [run() for _ in range(2)]
-    assert bits[0] == bits[1]
-    assert greedy or 11 * counts[0] < sum(counts[1:])
+    expected = run()
+    monkeypatch.setattr(module, "claimed", paced)
+    assert run() == expected
+    assert sum(counts) == units * blocks
