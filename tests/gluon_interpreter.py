@@ -282,8 +282,8 @@ LANGUAGE_NAMES: dict[str, Any] = TYPES | {
     "SwizzledSharedLayout": Layout,
     "arange": lambda first, end, _layout: Value(np.arange(first, end, dtype=np.int32)),
     "where": _where,
-    "minimum": _of_two(np.minimum),
-    "maximum": _of_two(np.maximum),
+    "minimum": _of_two(np.fmin),  # of a number and what is none, the number
+    "maximum": _of_two(np.fmax),
     "fma": _fma,
     "umulhi": _high_product,
     "load": _load,

@@ -200,17 +200,21 @@ def check_backward(case: Case) -> bytes:
     return memories["dx"].array.tobytes() + memories["partials"].array.tobytes()
 
 
-def check_forward(case: Case) -> bytes:
-    """The bits of the results and the statistics."""
-    problem, values = case.problem(backward=False), Values(case)
-    plan = ResidentForward(problem, case.config, case.processors)
+def forward_arrays(values: Values, plan: Any) -> dict[str, Any]:
     units = values.mean.size
-    arrays = {
+    return {
         "x": values.x, "y": _empty(values.like, values.element), "weight": values.weight, "bias": values.bias,
         "scale": values.scale, "shift": values.shift, "mean": _empty((units,), np.float32),
         "rstd": _empty((units,), np.float32), "var": _empty((units,), np.float32),
         "packets": np.zeros(plan.pairs, np.int64), "before": None, "numbers": None, "behind": None, "total": None,
     }  # fmt: skip
+
+
+def check_forward(case: Case) -> bytes:
+    """The bits of the results and the statistics."""
+    problem, values = case.problem(backward=False), Values(case)
+    plan = ResidentForward(problem, case.config, case.processors)
+    arrays = forward_arrays(values, plan)
     value = _of_kernels(_value, case.activation)
     memories = _launched(plan, "resident_forward", arrays, VALUE=value)
     _close(memories["y"].array, values.activated(), _tolerance(case))
@@ -322,6 +326,31 @@ def test_a_backward_of_planes_that_begin_between_vectors(case: Case) -> None:
 )
 def test_a_backward_with_sums_around_the_norm(case: Case) -> None:
     check_backward(case)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("chosen", [ResidentConfig(512, 4, 1, 2, 4), ResidentConfig(128, 2, 1, 2, 4)], ids=["", "led"])
+def test_what_is_not_finite_stays_in_its_unit(
+    monkeypatch: pytest.MonkeyPatch, value: float, chosen: ResidentConfig
+) -> None:
+    """The deviation of its unit is no number, and others are what they are."""
+    if chosen.vectors == 128:
+        monkeypatch.setattr(config, "MANY_PARTS", 2)
+    case = Case((3, 4, 40, 60), 2, chosen, processors=5)
+    values, problem = Values(case), case.problem(backward=False)
+    values.x[1, 2, 77] = value
+    plan = ResidentForward(problem, chosen, case.processors)
+    assert plan.launch.constants["LEAD"] is (chosen.vectors == 128)
+    arrays = forward_arrays(values, plan)
+    memories = _launched(plan, "resident_forward", arrays, VALUE=_of_kernels(_value, "silu"))
+    others = [0, 1, 2, 4, 5]
+    _close(memories["mean"].array[others], values.mean[others], 1e-6)
+    _close(memories["var"].array[others], values.variance[others], 1e-6)
+    assert np.isnan([memories["var"].array[3], memories["rstd"].array[3]]).all()
+    assert not np.isfinite(memories["mean"].array[3])
+    results = memories["y"].array.reshape(6, -1)
+    assert np.isnan(results[3]).all()
+    assert np.isfinite(results[others]).all()
 
 
 @pytest.mark.parametrize("positions", [520, 2049])  # of 2049 some planes have a vector less than a tile

@@ -187,9 +187,9 @@ def _of_one_wave() -> Iterator[ResidentConfig]:
 #: FEW_PARTS chunks, of less than MANY_PARTS, and of more. Many small blocks hide from one another what each waits for,
 #: long chunks have fewer sums to make, and of many short ones each block merges more. (32, 512, 64, 64) in 32 groups in
 #: bf16 with silu takes 74 us on six blocks of two warps, and 78 on four of four, its backward 116 and 123. (1, 256,
-#: 512, 512) takes 78 us with results two waves behind, and 80, its backward 128 and 145. batch_norm of (16, 96, 200,
-#: 200) in fp32 takes 133 us in long chunks, and 138. Short chunks are the ones that planes of any length fill:
-#: instance_norm of (94, 128, 96, 96) in fp16 with relu takes 122 us in five tiles of 2 KB, and 138 in three of 8 KB.
+#: 512, 512) takes 78 us with results two waves behind, and 80. batch_norm of (16, 96, 200, 200) in fp32 takes 133 us in
+#: long chunks, and 138. Short chunks are the ones that planes of any length fill: instance_norm of (94, 128, 96, 96) in
+#: fp16 with relu takes 122 us in five tiles of 2 KB, and 138 in three of 8 KB.
 FORWARD = {
     ResidentConfig(512, 2, 2, 1, 6): (1.0, 0.96, 0.8),
     ResidentConfig(512, 2, 1, 1, 8): (0.975, 0.85, 0.7),

@@ -54,7 +54,8 @@ from fusednorm.private.gluon_names import commit_group, gl, gluon, wait_group
 def pool(mean, variance, mean_of_more, variance_of_more):
     """Mean and variance of two sets of as many elements."""
     distance = (mean_of_more - mean) * 0.5
-    return mean + distance, gl.fma(distance, distance, (variance + variance_of_more) * 0.5)
+    together = gl.fma(mean_of_more, 0.5, mean * 0.5)
+    return together, gl.fma(distance, distance, (variance + variance_of_more) * 0.5)
 
 
 @gluon.jit(
