@@ -274,6 +274,7 @@ def name_of(case: Case) -> str:
         Case((5, 12, 20, 26), 3, TWO),
         Case((2, 6, 64, 60), 2, THREE, modulated=True),
         Case((7, 8, 32, 32), 8, MANY, processors=1),
+        Case((2, 4, 64, 48), 2, ResidentConfig(128, 1, 3, 1, 3), modulated=True),  # full chunks of three tiles
         Case((1, 4, 64, 64), 1, ONE, processors=40),  # one wave
         Case((1, 12, 96, 96), 1, ResidentConfig(128, 4, 1, 2, 4), processors=90),  # with a leader
         Case((4, 6, 24, 30), 0, ONE),
@@ -326,6 +327,27 @@ def test_a_backward_of_planes_that_begin_between_vectors(case: Case) -> None:
 )
 def test_a_backward_with_sums_around_the_norm(case: Case) -> None:
     check_backward(case)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [ResidentConfig(512, 2, 2, 1, 6), ResidentConfig(256, 4, 1, 2, 4), ResidentConfig(512, 4, 4, 1, 3)],
+    ids=str,
+)
+def test_a_mean_far_from_0_is_rounded_about_once(chosen: ResidentConfig) -> None:
+    """Of chunks that fill units, and of others. With the roundings of a sum of chunks and of its quotient it would err
+    by 0.7 units in the last place in the mean, and 2 at most."""
+    case = Case((12, 24, 64, 64), 8, chosen, processors=3)
+    values = Values(case)
+    values.x += np.float32(1000.0)
+    plan = ResidentForward(case.problem(backward=False), chosen, case.processors)
+    arrays = forward_arrays(values, plan)
+    memories = _launched(plan, "resident_forward", arrays, VALUE=_of_kernels(_value, "silu"))
+    expected = values.x.astype(np.float64).reshape(96, -1)
+    errors = (memories["mean"].array - expected.mean(1)) / np.spacing(np.float32(1000.0))
+    assert np.abs(errors).max() < 1.25
+    assert np.sqrt((errors**2).mean()) < 0.45
+    assert np.abs(memories["var"].array / expected.var(1) - 1.0).max() < 1e-5
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])

@@ -31,10 +31,7 @@ def merge_chunks(b_mean, b_m2, b_count, elements, axis: gl.constexpr):
     b_distance = b_mean - (mean if axis == 0 else mean[:, None])
     b_m2 = gl.where(b_count > 0.0, b_m2 + b_distance * b_distance * b_count, 0.0)
     rest, m2 = gl.reduce((b_distance * b_count, b_m2), axis, add_pairs)
-    rest /= elements
-    rest = gl.where(rest == rest, rest, 0.0)  # an infinite mean remains
-    variance = m2 / elements - rest * rest
-    return mean + rest, gl.where(variance < 0.0, 0.0, variance)  # which keeps what is no number
+    return mean + rest / elements, m2 / elements
 
 
 @gluon.jit
