@@ -433,7 +433,11 @@ def test_each_chunk_of_a_slab_has_packets_for_each_group_and_a_leader_for_its_ow
 
 
 def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
-    for shape, lanes, partials in (((9, 128, 128, 256), 8, 171 * 16), ((32, 512, 64, 64), 16, 64 * 8)):
+    for shape, lanes, partials in (
+        ((9, 128, 128, 256), 8, 171 * 16),
+        ((32, 512, 64, 64), 16, 64 * 8),
+        ((16, 128, 128, 128), 8, 86 * 16),  # with 16 lanes 256 chunks of 32 groups
+    ):
         problem = problem_of(shape, last=True)
         chosen = slabs.slabs_for(problem, PROCESSORS)
         assert chosen is not None

@@ -399,11 +399,11 @@ INSTANCES = (RESIDENT, SLABS, COLUMNS, ROWS, ROW_PARTS)
 
 def _suits_slabs(problem: Problem) -> bool:
     """Whether slabs are faster in one read: where all threads have channels, and pieces are halves of vectors or more,
-    32x512x64x64 in bf16 took 96 us, and 117 in two reads; 16x320x64x64, pieces of 2 channels and 10 lanes of 16, 54 and
-    37. Nor with arithmetic that hides a second read: 86x128x56x43 in 32 groups in bf16 with gelu took 64, and 47. Nor
-    where blocks merge too many partials: 4x128x300x300 in 32 groups in bf16, 5632 of them, took 127, and 72. In 32 bits
-    halves of vectors are too little: (20, 64, 80, 80) in 32 groups with silu took 33, and 28, (20, 64, 100, 100) 47 and
-    41, (20, 32, 120, 120) in 16 35 and 30."""
+    32x512x64x64 in bf16 takes 82 us, and 107 in two reads; 16x320x64x64, pieces of 2 channels and 10 lanes of 16, 52
+    and 36. Nor with arithmetic that hides a second read: 86x128x56x43 in 32 groups in bf16 with gelu took 64, and 47.
+    Nor where blocks merge too many partials: 4x128x300x300 in 32 groups in bf16, 5632 of them, took 127, and 72. In 32
+    bits halves of vectors are too little: (20, 64, 80, 80) in 32 groups with silu took 33, and 28, (20, 64, 100, 100)
+    47 and 41, (20, 32, 120, 120) in 16 35 and 30."""
     if _dear(problem):
         return False
     config = slabs_for(problem, processors())
@@ -460,7 +460,7 @@ def choose(problem: Problem) -> Instance | None:
     """The instance for a problem, or None where Triton's are faster.
 
     One read pays where the chunks of a problem take several waves, so that the copies of one overlap with the sums and
-    the results of others: 8x128x256x256 in bf16 took 86 us, and 112 in two reads, its backward with relu 116 and 160.
+    the results of others: 8x128x256x256 in bf16 takes 75 us, and 101 in two reads, its backward with relu 107 and 161.
     In a single wave nothing overlaps, and a second read, from the L2, is as fast. But batch_norm of short planes has
     one launch for two: (45, 128, 384) in bf16 with relu takes 7.4 us so, and 8.7 in two reads, (60, 64, 32, 32) in fp16
     9.2 and 10.4, (100, 128, 24, 24) in bf16 14.4 and 15.8, but in chunks of five tiles (45, 256, 28, 28) in fp16 with
@@ -468,9 +468,10 @@ def choose(problem: Problem) -> Instance | None:
     7.8. And a full wave of full chunks is faster: (2, 640, 64, 64) in 32 groups in bf16 with silu takes 10.5 us so, and
     12.3 in two reads, (2, 320, 128, 128) 17.4 and 18.2, instance_norm of (2, 128, 32, 32, 32) with leaky_relu 13.2 and
     14.1, but (8, 320, 64, 64) in chunks of five tiles 17.8, and 17.7. Arithmetic hides a second read too: instance_norm
-    of (2, 320, 192, 192) in fp16 with gelu, whose last chunks are half full, took 51 us, and 41 in tiles, of (30, 2,
-    512, 607) in bf16 with silu 33 and 30, of (8, 10, 240, 520) in fp32 with scale and shift and gelu_tanh 32 and 30,
-    the backward of (3, 768, 128, 64) in 32 groups in bf16 with these and gelu 68 and 58.
+    of (2, 320, 192, 192) in fp16 with gelu, whose last chunks were half full, took 51 us, and 41 in tiles, of (8, 10,
+    240, 520) in fp32 with scale and shift and gelu_tanh 32 and 30, the backward of (3, 768, 128, 64) in 32 groups in
+    bf16 with these and gelu 68 and 58. That of silu does not: (32, 256, 56, 56) in 32 groups in bf16, whose planes no
+    tile divides, takes 38 us, and 45 in two reads.
     """
     if problem.norm.per_position:
         return COLUMNS if COLUMNS.supports(problem) is None else None

@@ -109,7 +109,7 @@ def slabs_for(problem: Problem, processors: int) -> SlabsConfig | None:
             return small
     few = SlabsConfig(512, 4, 2, 2, 4, LANES[0])
     place = spread(problem, few, processors)
-    if place is not None and place.parts <= FEW_PARTS:
+    if place is not None and place.parts <= FEW_PARTS and merged(problem, place) <= MOST_MERGED:
         return few
     order = [SlabsConfig(512, 4, 3, 2, 3, LANES[1])]
     order += [SlabsConfig(512, 4, 4, 2, 2, lanes) for lanes in LANES]
