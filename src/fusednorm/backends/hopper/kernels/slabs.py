@@ -112,7 +112,6 @@ def slabs_forward(
     o_of_piece = gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_GROUPS)) * SPAN // D
     pieces = (D // SPAN).to(gl.float32)
     p_finals = p_packets + slabs * held_groups * parts * 2
-
     p_claims = p_finals + slabs * held_groups * 2
 
     block, blocks = gl.program_id(0), gl.num_programs(0)
