@@ -514,6 +514,9 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (problem_of((12, 256, 200, 100), 256, activation="relu", backward=True), "hopper.resident"),
         (problem_of((20, 64, 80, 80), dtype=torch.float32, last=True), "triton.tiles"),  # halves of vectors of 32 bits
         (over_batch((32, 256, 56, 56)), "hopper.resident"),
+        (problem_of((32, 256, 56, 56)), "hopper.resident"),  # planes that tiles do not divide
+        (summed((32, 256, 56, 56)), "triton.tiles"),
+        (problem_of((32, 256, 56, 56), activation="gelu"), "triton.tiles"),
         (over_batch((32, 256, 56, 56), backward=True), "hopper.resident"),
         (over_batch((32, 256, 56, 56), modulated=True), "triton.tiles"),
         (over_batch((32, 256, 56, 56), backward=True, training=False), "triton.tiles"),

@@ -40,15 +40,16 @@ LEAST_BYTES = 30 << 20
 SHORT_PLANE, FEW_TILES = 4 << 10, 3
 #: The part of a multiprocessor's blocks that the chunks of a full wave take, and the tiles of such a chunk at most.
 FULL_WAVE, FULL_WAVE_TILES = 0.95, 4
-#: Operations of an activation, more than those of silu, that take about the time of a second read of 16-bit elements.
-DEAR = 17
+#: Operations of an activation that take a part of the time of a second read of 16-bit elements, those of a sigmoid, and
+#: that take about all of it, more than those of silu.
+BUSY, DEAR = 14, 17
 #: The share of the blocks that work and of their chunks that units fill from which on a backward in one read is faster,
 #: of elements of 16 bits and of 32: batch_norm of (188, 60, 57, 57) in fp16 with leaky_relu, at 79 %, takes 95 us so,
 #: and 103 in two reads, of (77, 60, 49, 49), at 57 %, 37 and 35, in fp32 of (106, 512, 33, 33) with relu, at 53 %, 278
 #: and 325, (59, 512, 560) in 8 groups with relu, at 55 %, 71 and 88.
 LEAST_WORKING, LEAST_WORKING_WIDE = 0.75, 0.53
-#: The same of a forward.
-LEAST_WORKING_FORWARD = 0.65
+#: The same of a forward with the arithmetic of a sigmoid, by tiles that do not divide planes.
+LEAST_WORKING_RAGGED = 0.65
 #: Vectors of chunks that divide units of 16 bits whose activation takes about the time of a second read.
 LONG_CHUNK = 1024
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
@@ -502,9 +503,12 @@ def choose(problem: Problem) -> Instance | None:
     if problem.backward:
         least = LEAST_WORKING if DTYPE_BYTES[problem.dtype] == 2 else LEAST_WORKING_WIDE
         return None if place.works(config, processors()) < least or _dear(problem) else RESIDENT
-    dear = problem.norm.activation_flops >= DEAR and ragged(problem, config)
-    dear = dear or (_dear(problem) and unit_vectors(problem) % LONG_CHUNK != 0)
-    return None if dear or place.works(config, processors()) < LEAST_WORKING_FORWARD else RESIDENT
+    dear = _dear(problem) and unit_vectors(problem) % LONG_CHUNK != 0
+    if ragged(problem, config):
+        dear = dear or problem.norm.activation_flops >= DEAR
+        measured = problem.added is None and place.works(config, processors()) >= LEAST_WORKING_RAGGED
+        dear = dear or (_busy(problem) and not measured)
+    return None if dear else RESIDENT
 
 
 def _may_take_one_wave(problem: Problem) -> bool:
@@ -517,6 +521,11 @@ def _may_take_one_wave(problem: Problem) -> bool:
     if problem.norm.per_batch:
         return problem.view.spatial * size <= SHORT_PLANE
     return problem.layout.order == "channels_first" and unit_vectors(problem) % LEAST_TILE == 0
+
+
+def _busy(problem: Problem) -> bool:
+    """Whether an activation takes a part of the time of a second read."""
+    return problem.norm.activation_flops >= (BUSY if DTYPE_BYTES[problem.dtype] == 2 else DEAR)
 
 
 def _dear(problem: Problem) -> bool:
