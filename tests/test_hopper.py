@@ -422,6 +422,7 @@ def test_the_blocks_of_many_chunks_have_a_leader(shape: tuple[int, ...], groups:
     assert default is not None
     plan = ResidentForward(problem, default, PROCESSORS)
     assert plan.launch.constants["LEAD"] is plan.place.leads is leads
+    assert plan.launch.constants["MORE"] is (plan.place.waves > 1) is (shape[1] > 32)
     assert plan.pairs == 2 * (shape[0] * groups * (plan.place.parts + 1) + 1)
 
 
@@ -437,6 +438,7 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         ((9, 128, 128, 256), 8, 171 * 16),
         ((32, 512, 64, 64), 16, 64 * 8),
         ((16, 128, 128, 128), 8, 86 * 16),  # with 16 lanes 256 chunks of 32 groups
+        ((4, 512, 160, 160), 8, 134 * 4),  # with 16 lanes 400 chunks
     ):
         problem = problem_of(shape, last=True)
         chosen = slabs.slabs_for(problem, PROCESSORS)

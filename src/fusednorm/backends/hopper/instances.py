@@ -48,8 +48,6 @@ BUSY, DEAR = 14, 17
 #: and 103 in two reads, of (77, 60, 49, 49), at 57 %, 37 and 35, in fp32 of (106, 512, 33, 33) with relu, at 53 %, 278
 #: and 325, (59, 512, 560) in 8 groups with relu, at 55 %, 71 and 88.
 LEAST_WORKING, LEAST_WORKING_WIDE = 0.75, 0.53
-#: The same of a forward with the arithmetic of a sigmoid, by tiles that do not divide planes.
-LEAST_WORKING_RAGGED = 0.65
 #: Vectors of chunks that divide units of 16 bits whose activation takes about the time of a second read.
 LONG_CHUNK = 1024
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
@@ -505,9 +503,7 @@ def choose(problem: Problem) -> Instance | None:
         return None if place.works(config, processors()) < least or _dear(problem) else RESIDENT
     dear = _dear(problem) and unit_vectors(problem) % LONG_CHUNK != 0
     if ragged(problem, config):
-        dear = dear or problem.norm.activation_flops >= DEAR
-        measured = problem.added is None and place.works(config, processors()) >= LEAST_WORKING_RAGGED
-        dear = dear or (_busy(problem) and not measured)
+        dear = dear or problem.norm.activation_flops >= DEAR or (problem.added is not None and _busy(problem))
     return None if dear else RESIDENT
 
 
