@@ -18,7 +18,8 @@ MOST_GROUPS = 64
 #: Partials of a slab's groups, all of which each of its blocks merges: 9x128x32x32x32 in 32 groups in bf16 takes 84 us
 #: with 8192 of them, and 63 in slabs half as wide with 2048.
 MOST_MERGED = 4096
-#: Chunks of a slab up to which many small blocks are fastest.
+#: Chunks of a slab up to which many small blocks are fastest: (8, 128, 256, 256) in 32 groups in bf16 with silu takes
+#: 144 us with 512 chunks of lines of 128 bytes, nearly as many as there are blocks, and 97 with 256 on half of these.
 FEW_PARTS = 300
 
 
