@@ -22,8 +22,9 @@ from fusednorm.backends import hopper
 
 MODULES = (
     "exchange", "elements", "moments", "chunks", "leaders", "rows", "claims", "resident", "resident_backward",
-    "slab_tiles", "slabs",
+    "slab_tiles", "slabs", "slabs_backward",
 )  # fmt: skip
+KEY = np.uint32(0xFFBADBAD)
 PACKAGE, LANGUAGE = "fusednorm.backends.hopper.kernels", "fusednorm.private.gluon_names"
 #: Seconds that a block waits for another one's numbers at most.
 PATIENCE = 60
@@ -318,26 +319,23 @@ class Exchange:
 
     def publish(self, pointer: Pointer, first: Any, second: Any, mask: Any = None) -> None:
         with self.changed:
-            for place, value in enumerate((first, second)):
-                bits = np.asarray(plain(value), np.float32).view(np.uint32).astype(np.int64)
-                _store(pointer + place, Value(bits | (1 << 32)), mask)
+            first, second = (np.asarray(plain(value), np.float32).view(np.uint32) ^ KEY for value in (first, second))
+            _store(pointer, Value(first.astype(np.int64) | second.astype(np.int64) << 32), mask)
             self.changed.notify_all()
 
-    def peek(self, pointer: Pointer) -> tuple[Value, Value]:
-        return _load(pointer), _load(pointer + 1)
+    def peek(self, pointer: Pointer) -> Value:
+        return _load(pointer)
 
-    def settle(self, _first: Value, _second: Value, pointer: Pointer) -> tuple[Value, ...]:
-        def packets() -> list[Any]:
-            return [_load(pointer + place).array for place in range(2)]
-
+    def settle(self, _packets: Value, pointer: Pointer) -> tuple[Value, ...]:
         def there() -> bool:
-            return self.broken or all((each >> 32 == 1).all() for each in packets())
+            return self.broken or bool((_load(pointer).array != 0).all())
 
         with self.changed:
             assert self.changed.wait_for(there, PATIENCE), "blocks wait for one another"
             assert not self.broken, "another block failed"
-            found = packets()
-        return tuple(Value((each & 0xFFFFFFFF).astype(np.uint32).view(np.float32)) for each in found)
+            found = _load(pointer).array
+        halves = (found & 0xFFFFFFFF).astype(np.uint32), (found >> 32 & 0xFFFFFFFF).astype(np.uint32)
+        return tuple(Value((each ^ KEY).view(np.float32)) for each in halves)
 
     def fail(self) -> None:
         with self.changed:

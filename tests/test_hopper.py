@@ -423,14 +423,14 @@ def test_the_blocks_of_many_chunks_have_a_leader(shape: tuple[int, ...], groups:
     plan = ResidentForward(problem, default, PROCESSORS)
     assert plan.launch.constants["LEAD"] is plan.place.leads is leads
     assert plan.launch.constants["MORE"] is (plan.place.waves > 1) is (shape[1] > 32)
-    assert plan.pairs == 2 * (shape[0] * groups * (plan.place.parts + 1) + 1)
+    assert plan.words == shape[0] * groups * (plan.place.parts + 1) + 1
 
 
 def test_each_chunk_of_a_slab_has_packets_for_each_group_and_a_leader_for_its_own() -> None:
     problem = problem_of((32, 512, 64, 64), last=True)
     default = slabs.slabs_for(problem, PROCESSORS)
     assert default is not None
-    assert SlabsForward(problem, default, PROCESSORS).pairs == 2 * (32 * 32 * (64 + 1) + 1)
+    assert SlabsForward(problem, default, PROCESSORS).words == 32 * 32 * (64 + 1) + 1
 
 
 def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
@@ -1129,7 +1129,7 @@ def test_rows_in_parts_compile(problem: Problem, drop: tuple[int, ...], target: 
     assert plan.launch.programs == chosen.parts * chosen.teams
     assert plan.launch.options[REGISTERS] == chosen.registers
     assert plan.launch.constants["BIAS"] is (problem.bias_dtype is not None)
-    assert plan.pairs == 2 * problem.view.samples * chosen.parts
+    assert plan.words == 2 * problem.view.samples * chosen.parts
 
 
 def test_a_backward_of_parts_that_cannot_run_together_goes_to_another_instance(

@@ -23,7 +23,7 @@ from fusednorm.backends.hopper.config.resident import ResidentConfig, spread
 from fusednorm.backends.hopper.config.slabs import SlabsConfig
 from fusednorm.backends.hopper.instances import RESIDENT, SLABS
 from fusednorm.backends.hopper.plans.resident import ResidentBackward, ResidentForward, ResidentSumBackward
-from fusednorm.backends.hopper.plans.slabs import SlabsForward
+from fusednorm.backends.hopper.plans.slabs import SlabsBackward, SlabsForward
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Problem
@@ -181,7 +181,7 @@ def check_backward(case: Case) -> bytes:
         "dy": values.dy, "x": values.x, "dx": _empty(values.like, values.element), "weight": values.weight,
         "bias": values.bias, "scale": values.scale, "shift": values.shift, "mean": values.mean.astype(np.float32),
         "rstd": (1.0 / np.sqrt(values.variance + EPS)).astype(np.float32),
-        "partials": _empty((sums, total), np.float32), "packets": np.zeros(plan.pairs, np.int64),
+        "partials": _empty((sums, total), np.float32), "packets": np.zeros(plan.words, np.int64),
         "grad_sum": values.more if case.around == "grad_sum" else None, "behind": behind,
         "grad_behind": None if behind is None else _empty(values.like, values.element),
     }  # fmt: skip
@@ -206,7 +206,7 @@ def forward_arrays(values: Values, plan: Any) -> dict[str, Any]:
         "x": values.x, "y": _empty(values.like, values.element), "weight": values.weight, "bias": values.bias,
         "scale": values.scale, "shift": values.shift, "mean": _empty((units,), np.float32),
         "rstd": _empty((units,), np.float32), "var": _empty((units,), np.float32),
-        "packets": np.zeros(plan.pairs, np.int64), "before": None, "numbers": None, "behind": None, "total": None,
+        "packets": np.zeros(plan.words, np.int64), "before": None, "numbers": None, "behind": None, "total": None,
     }  # fmt: skip
 
 
@@ -240,7 +240,7 @@ def check_slabs(shape: tuple[int, ...], groups: int, config: SlabsConfig, proces
         "x": np.ascontiguousarray(values.x.transpose(0, 2, 1)),
         "y": _empty((samples, values.like[2], channels), values.element), "weight": values.weight, "bias": values.bias,
         "scale": None, "shift": None, "mean": _empty((units,), np.float32), "rstd": _empty((units,), np.float32),
-        "var": _empty((units,), np.float32), "packets": np.zeros(plan.pairs, np.int64), "before": None,
+        "var": _empty((units,), np.float32), "packets": np.zeros(plan.words, np.int64), "before": None,
         "numbers": None, "behind": None, "total": None,
     }  # fmt: skip
     memories = _launched(plan, "slabs_forward", arrays, VALUE=_of_kernels(_value, "silu"))
@@ -250,6 +250,40 @@ def check_slabs(shape: tuple[int, ...], groups: int, config: SlabsConfig, proces
     _close(memories["mean"].array, values.mean, 1e-6)
     _close(memories["var"].array, values.variance, 1e-6)
     return b"".join(memories[name].array.tobytes() for name in ("y", "mean", "rstd"))
+
+
+def check_slabs_backward(case: Case) -> bytes:
+    """A backward of channels_last, of values that are those of channels_first in another order."""
+    values, (samples, channels), positions = Values(case), case.shape[:2], prod(case.shape[2:])
+    family: Family = "group_norm" if case.groups else "batch_norm"
+    norm = norm_of(family, case.groups, eps=EPS, activation=resolve(case.activation))
+    with torch.device("meta"):
+        input = torch.empty(case.shape, dtype=case.dtype).contiguous(memory_format=torch.channels_last)
+        parameter = torch.empty(channels)
+        statistic = torch.empty(samples, case.groups) if case.groups else torch.empty(channels)
+        scale = torch.empty(samples, channels) if case.modulated else None
+    operands = BackwardOperands(input, input, statistic, statistic, parameter, parameter, scale, scale)
+    problem = backward_problem(norm, operands, "backward")
+    assert SLABS.supports(problem) in (None, "runs on cuda, the tensor is on meta")
+    assert isinstance(case.config, SlabsConfig)
+    plan: Any = SlabsBackward(problem, case.config, case.processors)
+    arrays = {
+        "dy": np.ascontiguousarray(values.dy.transpose(0, 2, 1)),
+        "x": np.ascontiguousarray(values.x.transpose(0, 2, 1)),
+        "dx": _empty((samples, positions, channels), values.element), "weight": values.weight, "bias": values.bias,
+        "scale": values.scale, "shift": values.shift, "mean": values.mean.astype(np.float32),
+        "rstd": (1.0 / np.sqrt(values.variance + EPS)).astype(np.float32),
+        "partials": _empty((2, plan.partials.total), np.float32), "packets": np.zeros(plan.words, np.int64),
+    }  # fmt: skip
+    memories = _launched(plan, "slabs_backward", arrays, DERIVATIVE=_of_kernels(_slope, case.activation))
+    _close(memories["dx"].array.transpose(0, 2, 1), values.gradient(), _tolerance(case))
+    for name in ("dx", "partials"):
+        assert set(memories[name].stores) == {1}, name
+    together = samples if case.groups else 1
+    partials = memories["partials"].array.reshape(2, together, -1, channels).astype(np.float64).sum(2)
+    for found, terms in zip(partials, (values.dz(), values.dz() * values.xhat), strict=True):
+        _close(found, terms.sum((2,) if case.groups else (0, 2)).reshape(together, channels), 4 * _tolerance(case))
+    return memories["dx"].array.tobytes() + memories["partials"].array.tobytes()
 
 
 ONE, LATE, TWO = (
@@ -389,7 +423,7 @@ def test_a_slope_that_is_no_number_beyond_a_plane_does_not_count(positions: int)
     arrays = {
         "dy": dy, "x": x, "dx": _empty((1, 4, positions), np.float32), "weight": ones, "bias": ones, "scale": None,
         "shift": None, "mean": statistics, "rstd": np.full(2, 316.0, np.float32),
-        "partials": _empty((2, plan.partials.total), np.float32), "packets": np.zeros(plan.pairs, np.int64),
+        "partials": _empty((2, plan.partials.total), np.float32), "packets": np.zeros(plan.words, np.int64),
         "grad_sum": None, "behind": None, "grad_behind": None,
     }  # fmt: skip
     memories = _launched(plan, "resident_backward", arrays, DERIVATIVE=_of_kernels(_slope, "silu"))
@@ -425,6 +459,26 @@ def test_a_copy_that_is_not_awaited_has_not_arrived() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_slabs(shape: tuple[int, ...], groups: int, config: SlabsConfig, processors: int, dtype: torch.dtype) -> None:
     check_slabs(shape, groups, config, processors, dtype)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((6, 64, 24, 24), 8, SlabsConfig(128, 1, 1, 1, 4, 8), 10),
+        Case((6, 64, 24, 24), 64, SlabsConfig(256, 2, 1, 2, 4, 8), 5, activation=None),  # of each channel
+        Case((9, 64, 25, 27), 16, SlabsConfig(256, 2, 2, 1, 3, 8), 8, torch.float16, modulated=True),
+        Case((4, 64, 25, 27), 64, SlabsConfig(256, 2, 1, 1, 3, 8), 8, torch.float16),
+        Case((2, 96, 17, 19), 12, SlabsConfig(128, 1, 1, 1, 4, 16), 50, torch.float16),  # one wave
+        Case((5, 24, 20, 22), 3, SlabsConfig(256, 2, 1, 2, 2, 8), 8),  # vectors that do not fill the lanes
+        Case((5, 40, 20, 22), 2, SlabsConfig(512, 2, 1, 1, 2, 8), 6, torch.float16, activation="relu"),  # 5 vectors
+        Case((4, 80, 20, 22), 8, SlabsConfig(512, 4, 1, 1, 3, 16), 5, torch.float16),  # pieces of 2 channels
+        Case((6, 32, 12, 14), 0, SlabsConfig(128, 1, 1, 1, 4, 4), 9, activation="relu"),
+        Case((7, 64, 11, 13), 0, SlabsConfig(256, 2, 1, 1, 3, 8), 12, torch.float16),
+    ],
+    ids=name_of,
+)  # fmt: skip
+def test_a_backward_in_slabs(case: Case) -> None:
+    check_slabs_backward(case)
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["one is late", "one is ahead"])

@@ -149,6 +149,20 @@ def _across(problem: Problem) -> str | None:
     )
 
 
+def _packed(problem: Problem) -> str | None:
+    """Why the positions of all samples are not those of one, where channels of all samples are the units, or None."""
+    if not problem.norm.per_batch:
+        return None
+    if not problem.norm.training:
+        return "the statistics are given"
+    if problem.modulated:
+        return "takes no scale and shift of the samples that share a statistic"
+    for layout in filter(None, problem.layouts):
+        if problem.view.samples > 1 and layout.sample != problem.view.spatial * layout.spatial:
+            return "samples are not packed in memory"
+    return None
+
+
 def _shifted(problem: Problem) -> str | None:
     """Why hopper.resident does not take channels that are no whole number of vectors of 16 bytes, or None."""
     whole = "a channel is no whole number of vectors of 16 bytes, "
@@ -254,19 +268,21 @@ class ResidentInstance:
 
 @dataclass(frozen=True, slots=True)
 class SlabsInstance:
-    """Norms of channels_last whose slabs, bands of whole groups of a sample, fit the chip, forward: a slab stays in the
-    shared memory of its blocks until they have its statistics."""
+    """Norms of channels_last whose slabs, bands of whole groups of a sample, fit the chip, forward and backward, and
+    the backward of batch_norm, whose bands are those of all samples: a slab stays in the shared memory of its blocks
+    until they have its statistics, or its sums."""
 
     name: str = "hopper.slabs"
 
     def supports(self, problem: Problem) -> str | None:
         view = problem.view
-        reason = _unsupported(problem) or _other_order(problem, "channels_last") or _of_units(problem)
+        reason = _unsupported(problem) or _other_order(problem, "channels_last")
+        reason = reason or _of_units(problem, across=problem.backward)
         if reason is not None:
             return reason
-        if problem.backward:
-            return "runs the forward"
-        reason = _unadded(problem)
+        if problem.backward and problem.added is not None:
+            return "adds nothing around the norm"
+        reason = _unadded(problem) or _packed(problem)
         if reason is not None:
             return reason
         for layout in filter(None, problem.layouts):
@@ -284,11 +300,13 @@ class SlabsInstance:
         return slabs_configs(problem, processors())
 
     def plan(self, problem: Problem, config: SlabsConfig | None = None) -> Plan:
-        from fusednorm.backends.hopper.plans.slabs import SlabsForward, SlabsSumForward
+        from fusednorm.backends.hopper.plans import slabs as plans
 
         chosen = config or slabs_for(problem, processors())
         assert chosen is not None
-        return (SlabsForward if problem.added is None else SlabsSumForward)(problem, chosen, processors())
+        if problem.backward:
+            return plans.SlabsBackward(problem, chosen, processors())
+        return (plans.SlabsForward if problem.added is None else plans.SlabsSumForward)(problem, chosen, processors())
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,7 +505,7 @@ def choose(problem: Problem) -> Instance | None:
     if chosen is triton.ROWS and problem.reduced <= MOST_STEPPED:
         return None
     if SLABS.supports(problem) is None:
-        return SLABS if _suits_slabs(problem) else None
+        return SLABS if _suits_slabs(problem) and not problem.backward else None
     if RESIDENT.supports(problem) is not None:
         return None
     config = resident_for(problem, processors())

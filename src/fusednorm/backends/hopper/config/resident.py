@@ -58,16 +58,23 @@ class Chunks:
 
 
 def chunks_of(
-    units: int, parts: int, config: ResidentConfig, processors: int, *, tensors: int, least: int
+    units: int,
+    parts: int,
+    config: ResidentConfig,
+    processors: int,
+    *,
+    tensors: int,
+    least: int,
+    scratch: int = SCRATCH_BYTES,
 ) -> Chunks | None:
-    """The chunks of units, on blocks that hold so many tensors of each, or None where a unit does not fit the chip. The
-    results of a single wave come ``least`` waves behind the sums."""
+    """The chunks of units, on blocks that hold so many tensors of each and add up in so many bytes of ``scratch``, or
+    None where a unit does not fit the chip. The results of a single wave come ``least`` waves behind the sums."""
     blocks = min(processors * config.blocks, units * parts)
     if parts > min(blocks, MOST_PARTS):
         return None
     waves = -(-units * parts // blocks)
     lag = least if waves == 1 else config.lag
-    shared = tensors * (lag + 1) * config.tiles * config.vectors * VECTOR_BYTES + SCRATCH_BYTES + DRIVER_BYTES
+    shared = tensors * (lag + 1) * config.tiles * config.vectors * VECTOR_BYTES + scratch + DRIVER_BYTES
     return None if shared * config.blocks > SHARED_BYTES else Chunks(parts, blocks, waves, lag)
 
 

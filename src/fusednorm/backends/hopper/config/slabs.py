@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import gcd, lcm
 
-from fusednorm.backends.hopper.config.resident import ASKED, Chunks, ResidentConfig, chunks_of, vector_of
+from fusednorm.backends.hopper.config.resident import ASKED, SCRATCH_BYTES, Chunks, ResidentConfig, chunks_of, vector_of
 from fusednorm.backends.triton.runs import power_of_two
 from fusednorm.problem import Problem
 
 #: Vectors of each position that a slab may have.
-LANES = (16, 8, 32, 64)
+LANES = (16, 8, 32, 64, 4)
 #: The most groups of a slab.
 MOST_GROUPS = 64
 #: Partials of a slab's groups, all of which each of its blocks merges: 9x128x32x32x32 in 32 groups in bf16 takes 84 us
@@ -45,6 +45,17 @@ class SlabsSpread(Chunks):
         return power_of_two(self.held)
 
 
+def shape(problem: Problem) -> tuple[int, int]:
+    """The samples, and the positions of each; for batch_norm those of all samples are those of one."""
+    view = problem.view
+    return (1, view.samples * view.spatial) if problem.norm.per_batch else (view.samples, view.spatial)
+
+
+def scratch(problem: Problem, config: SlabsConfig, lanes: int) -> int:
+    """Shared memory in which a block adds up: two numbers of each channel for each warp, backward."""
+    return 8 * config.warps * lanes * vector_of(problem) if problem.backward else SCRATCH_BYTES
+
+
 def span(problem: Problem) -> int:
     """The neighbouring channels of a piece: the most that divide a vector and a group."""
     return gcd(problem.view.group_channels, vector_of(problem))
@@ -72,13 +83,23 @@ def spread(problem: Problem, config: SlabsConfig, processors: int) -> SlabsSprea
     if lanes > 32 * config.warps or held * vector // view.group_channels > MOST_GROUPS:
         return None
     bands, rows = view.channels // (held * vector), config.vectors // lanes * config.tiles
-    found = chunks_of(view.samples * bands, -(-view.spatial // rows), config, processors, tensors=1, least=1)
+    samples, positions = shape(problem)
+    found = chunks_of(
+        samples * bands,
+        -(-positions // rows),
+        config,
+        processors,
+        tensors=2 if problem.backward else 1,
+        least=1,
+        scratch=scratch(problem, config, lanes),
+    )
     return None if found is None else SlabsSpread(**asdict(found), held=held, bands=bands, rows=rows)
 
 
 def candidates() -> Iterator[SlabsConfig]:
     """Every configuration that was worth a try in some problem."""
-    sizes = (512, 4, 2), (512, 4, 3), (512, 4, 4), (1024, 4, 2), (1024, 8, 2), (1024, 8, 3)
+    sizes = [(512, 4, 2), (512, 4, 3), (512, 4, 4), (1024, 4, 2), (1024, 8, 2), (1024, 8, 3)]
+    sizes += [(512, 2, 3), (512, 2, 4), (512, 2, 6), (1024, 4, 3), (256, 2, 6), (512, 8, 3)]
     for lanes in LANES:
         for vectors, warps, blocks in sizes:
             for tiles in (1, 2, 3, 4):
@@ -104,6 +125,10 @@ def slabs_for(problem: Problem, processors: int) -> SlabsConfig | None:
     none fits. With a tensor added before the norm, fewer blocks: x + h of (16, 256, 128, 128) in bf16, with s kept,
     takes 155 us, and 164 in chunks twice as large, in two reads 178."""
     added = problem.added
+    if problem.backward:
+        order = [SlabsConfig(512, 2, 1, 1, 6, lanes) for lanes in (16, 8, 4)]
+        order += [SlabsConfig(1024, 4, tiles, 1, 2, lanes) for tiles in (1, 2) for lanes in (8, 4)]
+        return next((config for config in order if spread(problem, config, processors) is not None), None)
     if added is not None and added.pre_layout is not None:
         small = SlabsConfig(512, 4, 2, 2, 3, LANES[0])
         if spread(problem, small, processors) is not None:

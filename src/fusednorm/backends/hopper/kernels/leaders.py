@@ -4,13 +4,13 @@ Where a unit has hundreds of chunks, or a slab many groups, all blocks would rea
 them: in the wave in which the results of its own chunk are due, before anything else, when the last numbers have been
 published one wave ago. The others wait for its numbers behind the sums of that wave.
 
-The numbers of chunk k of statistic s are pair ``s parts + k`` of the packets, the leader's are pair s of the finals.
+The numbers of chunk k of statistic s are packet ``s parts + k``, the leader's are final s.
 """
 
 import triton
 
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
-from fusednorm.backends.hopper.kernels.moments import inverse_deviation, merge_chunks
+from fusednorm.backends.hopper.kernels.moments import add_pairs, inverse_deviation, merge_chunks
 from fusednorm.private.gluon_names import gl, gluon
 
 
@@ -24,9 +24,8 @@ def leaders_layout(led, warps):
 def read_all(p_packets, o_statistic, o_part, parts):
     """The numbers of all chunks of some statistics; of chunks beyond the last one, those of the first."""
     o_part = gl.where(o_part < parts, o_part, 0)
-    p_pair = p_packets + (o_statistic[:, None] * parts + o_part[None, :]) * 2
-    first_packet, second_packet = peek(p_pair)
-    return settle(first_packet, second_packet, p_pair)
+    p_all = p_packets + o_statistic[:, None] * parts + o_part[None, :]
+    return settle(peek(p_all), p_all)
 
 
 @gluon.jit
@@ -49,7 +48,7 @@ def lead_moments(
         b_mean, b_m2 = read_all(p_packets, o_led, o_part, parts)
         mean, variance = merge_chunks(b_mean, b_m2, c_part, elements, 1)
         rstd = inverse_deviation(variance, epsilon)
-        publish(p_finals + o_led * 2, mean, rstd, m_led)
+        publish(p_finals + o_led, mean, rstd, m_led)
         if p_mean is not None:
             gl.store(p_mean + o_led, mean, mask=m_led)
         if p_rstd is not None:
@@ -59,11 +58,18 @@ def lead_moments(
 
 
 @gluon.jit
-def lead_sums(p_packets, p_final, statistic, parts, inverse_count, PARTS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Add the sums of the chunks of a statistic, publish their shares of an element: P / K and Q / K."""
+def lead_sums(
+    p_packets, p_finals, first, count, share, shares, parts, inverse_count,
+    PARTS: gl.constexpr, LED: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Add the sums of the chunks of this block's share of ``count`` statistics from ``first`` on, publish their shares
+    of an element: P / K and Q / K."""
     o_part = gl.arange(0, PARTS, gl.SliceLayout(0, LAYOUT))
-    b_p, b_q = read_all(p_packets, gl.full([1], 0, gl.int32, gl.SliceLayout(1, LAYOUT)) + statistic, o_part, parts)
     m_part = (o_part < parts)[None, :]
-    unit_p = gl.sum(gl.sum(gl.where(m_part, b_p, 0.0), 1), 0) * inverse_count
-    unit_q = gl.sum(gl.sum(gl.where(m_part, b_q, 0.0), 1), 0) * inverse_count
-    publish(p_final, unit_p, unit_q)
+    for begin in range(share * LED, count, shares * LED):
+        o_led = begin + gl.arange(0, LED, gl.SliceLayout(1, LAYOUT))
+        m_led = o_led < count
+        o_led = first + gl.minimum(o_led, count - 1)
+        b_p, b_q = read_all(p_packets, o_led, o_part, parts)
+        p, q = gl.reduce((gl.where(m_part, b_p, 0.0), gl.where(m_part, b_q, 0.0)), 1, add_pairs)
+        publish(p_finals + o_led, p * inverse_count, q * inverse_count, m_led)

@@ -119,8 +119,8 @@ def resident_forward(
     o_part = gl.where(o_part < parts, o_part, 0)
 
     block, blocks = gl.program_id(0), gl.num_programs(0)
-    p_finals = p_packets + units * parts * 2
-    p_claims = p_finals + units * 2
+    p_finals = p_packets + units * parts
+    p_claims = p_finals + units
     unit, part = block // parts, block % parts
     for place in gl.static_range(TILES):
         first = (part * TILES + place) * TILE
@@ -137,10 +137,10 @@ def resident_forward(
         due, due_unit, due_part = pending[0] >= 0, gl.maximum(pending[0], 0), pending[1]
         freed = gl.where(summed == SLOTS - 1, 0, summed + 1)
         if LEAD:
-            p_pair = p_finals + due_unit * 2
+            p_packet = p_finals + due_unit
         else:
-            p_pair = p_packets + (due_unit * parts + o_part) * 2
-        first_packet, second_packet = peek(p_pair)
+            p_packet = p_packets + due_unit * parts + o_part
+        b_packet = peek(p_packet)
         # What the first tile of results is made with, on its way while a chunk is summed.
         sample = quotient(due_unit, magic_groups)
         group = due_unit - sample * groups
@@ -218,7 +218,7 @@ def resident_forward(
                 chunk_mean = mean_of(gl.sum(mean * count, 0), (vectors * VECTOR).to(gl.float32))
                 distance = mean - chunk_mean
                 chunk_m2 = gl.sum(m2 + distance * distance * count, 0)
-            publish(p_packets + (summed_unit * parts + summed_part) * 2, chunk_mean, chunk_m2)
+            publish(p_packets + summed_unit * parts + summed_part, chunk_mean, chunk_m2)
         if LEAD:
             led, led_part = pending[LED], pending[LED + 1]
             if (led >= 0) & (led < units) & (led_part == 0):
@@ -233,9 +233,9 @@ def resident_forward(
                 p_words = words_of_tile(p_behind, places, due_unit, first, behind_sample, o_placed, o_words, ACROSS)
                 b_behind = load_words(p_words, length - first, o_words, EVEN)
             if LEAD:
-                unit_mean, rstd = settle(first_packet, second_packet, p_pair)
+                unit_mean, rstd = settle(b_packet, p_packet)
             else:
-                b_mean, b_m2 = settle(first_packet, second_packet, p_pair)
+                b_mean, b_m2 = settle(b_packet, p_packet)
                 unit_mean, variance = merge_chunks(b_mean, b_m2, c_part, elements, 0)
                 rstd = inverse_deviation(variance, epsilon)
                 if due_part == 0:

@@ -252,8 +252,8 @@ def resident_backward(
     alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
 
     block, blocks = gl.program_id(0), gl.num_programs(0)
-    p_finals = p_packets + units * parts * 2
-    p_claims = p_finals + units * 2
+    p_finals = p_packets + units * parts
+    p_claims = p_finals + units
     unit, part = block // parts, block % parts
     known = ()
     for place in gl.static_range(TILES):
@@ -269,10 +269,10 @@ def resident_backward(
         due, due_unit, due_part = pending[0] >= 0, gl.maximum(pending[0], 0), pending[1]
         freed = gl.where(summed == SLOTS - 1, 0, summed + 1)
         if LEAD:
-            p_pair = p_finals + due_unit * 2
+            p_packet = p_finals + due_unit
         else:
-            p_pair = p_packets + (due_unit * parts + o_part) * 2
-        first_packet, second_packet = peek(p_pair)
+            p_packet = p_packets + due_unit * parts + o_part
+        b_packet = peek(p_packet)
 
         if summed_unit < units:
             chunk_p, chunk_q = gl.to_tensor(0.0), gl.to_tensor(0.0)
@@ -334,11 +334,11 @@ def resident_backward(
                             gl.store(p_partials + 2 * total + o_partial, rstd * r)
                     chunk_p += gain * p
                     chunk_q += gain * q
-            publish(p_packets + (summed_unit * parts + summed_part) * 2, chunk_p, chunk_q)
+            publish(p_packets + summed_unit * parts + summed_part, chunk_p, chunk_q)
         if LEAD:
             led, led_part = pending[LED], pending[LED + 1]
             if (led >= 0) & (led < units) & (led_part == 0):
-                lead_sums(p_packets, p_finals + led * 2, led, parts, inverse_count, PARTS, OF_LEADERS)
+                lead_sums(p_packets, p_finals, led, 1, 0, 1, parts, inverse_count, PARTS, 1, OF_LEADERS)
 
         if due:
             sample = quotient(due_unit, magic_groups)
@@ -353,10 +353,10 @@ def resident_backward(
             channel = group * D + where.within
             gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
             if LEAD:
-                unit_p, unit_q = settle(first_packet, second_packet, p_pair)
+                unit_p, unit_q = settle(b_packet, p_packet)
                 scaled_p, scaled_q = rstd * unit_p, rstd * unit_q
             else:
-                b_p, b_q = settle(first_packet, second_packet, p_pair)
+                b_p, b_q = settle(b_packet, p_packet)
                 unit_p, unit_q = gl.reduce((gl.where(m_part, b_p, 0.0), gl.where(m_part, b_q, 0.0)), 0, add_pairs)
                 scaled_p, scaled_q = rstd * (unit_p * inverse_count), rstd * (unit_q * inverse_count)
             if MORE:

@@ -142,15 +142,15 @@ def gradients_of_ends(b_x, b_dy, mean, rstd, ends, alpha, DERIVATIVE: gl.constex
 
 
 @gluon.jit
-def pair_of(p_packets, row, parts, place):
-    """The packets of a part of a row."""
-    return p_packets + (row.to(gl.int64) * parts + place) * 2
+def packet_of(p_packets, row, parts, place):
+    """The packet of a part of a row."""
+    return p_packets + row.to(gl.int64) * parts + place
 
 
 @gluon.jit
-def sums_of_row(first_packet, second_packet, p_pairs, m_part, factor, MEAN: gl.constexpr):
+def sums_of_row(b_packets, p_parts, m_part, factor, MEAN: gl.constexpr):
     """The sums of a row, times ``factor``, of those that its parts published, whose packets were peeked at."""
-    b_first, b_second = settle(first_packet, second_packet, p_pairs)
+    b_first, b_second = settle(b_packets, p_parts)
     row_p, row_q = gl.reduce((gl.where(m_part, b_first, 0.0), gl.where(m_part, b_second, 0.0)), 0, add_pairs)
     return row_p * factor if MEAN else factor * 0.0, row_q * factor
 
@@ -256,8 +256,8 @@ def row_parts_backward(
     summed, coming, stored, side = gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(2), gl.to_tensor(0)
     for row in range(team, rows, teams):
         last = row - teams
-        p_pairs = pair_of(p_packets, gl.maximum(last, 0), parts, o_part)
-        first_packet, second_packet = peek(p_pairs)
+        p_parts = packet_of(p_packets, gl.maximum(last, 0), parts, o_part)
+        b_packets = peek(p_parts)
         next_mean, next_rstd = statistics_of(p_mean, p_rstd, row + teams, rows)
         if SHIFTED:
             next_x, next_dy = load_ends(p_x, p_dy, row + teams, rows, x_row, dy_row, ends)
@@ -294,10 +294,10 @@ def row_parts_backward(
             end_q = gl.fma(b_dz, end_xhat, end_q)
             end_x, end_dy = next_x, next_dy
         part_p, part_q = gl.reduce((total_p, total_q), 0, add_pairs)
-        publish(pair_of(p_packets, row, parts, place), part_p, part_q)
+        publish(packet_of(p_packets, row, parts, place), part_p, part_q)
         if last >= 0:
             factor = -inverse_count * last_rstd
-            first, second = sums_of_row(first_packet, second_packet, p_pairs, m_part, factor, MEAN)
+            first, second = sums_of_row(b_packets, p_parts, m_part, factor, MEAN)
             store_row(
                 p_dx, last, dx_row, part, x_slots, stored, gradients, 1 - side, last_mean, last_rstd, first, second,
                 last_end_g, last_end_xhat, ends, SHIFTED, WORDS, VALUES, THREADS,
@@ -311,10 +311,10 @@ def row_parts_backward(
     turns = (rows - team + teams - 1) // teams
     if turns > 0:
         last = team + (turns - 1) * teams
-        p_pairs = pair_of(p_packets, last, parts, o_part)
-        first_packet, second_packet = peek(p_pairs)
+        p_parts = packet_of(p_packets, last, parts, o_part)
+        b_packets = peek(p_parts)
         factor = -inverse_count * last_rstd
-        first, second = sums_of_row(first_packet, second_packet, p_pairs, m_part, factor, MEAN)
+        first, second = sums_of_row(b_packets, p_parts, m_part, factor, MEAN)
         store_row(
             p_dx, last, dx_row, part, x_slots, stored, gradients, 1 - side, last_mean, last_rstd, first, second, end_g,
             end_xhat, ends, SHIFTED, WORDS, VALUES, THREADS,

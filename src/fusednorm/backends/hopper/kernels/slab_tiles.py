@@ -6,7 +6,10 @@ channels at some positions of each tile.
 
 from typing import Any, NamedTuple
 
+import triton
+
 from fusednorm.backends.hopper.kernels.chunks import quotient
+from fusednorm.backends.hopper.kernels.moments import add_pairs
 from fusednorm.private.gluon_names import async_load, gl, gluon
 
 
@@ -21,6 +24,13 @@ class SlabPlaces(NamedTuple):
     positions: Any
     m_lane: Any
     o_row: Any
+
+
+@triton.constexpr_function
+def sides_layout(each, lanes, warps):
+    """The layout of (threads that have the same vector, ``each`` numbers of every vector of a position)."""
+    across = min(lanes, 32)
+    return gl.BlockedLayout([1, each], [32 // across, across], [warps * across // lanes, lanes // across], [1, 0])
 
 
 @gluon.jit
@@ -58,6 +68,25 @@ def elements_of(b_pieces, layout: gl.constexpr, VECTOR: gl.constexpr):
     else:
         twice: gl.constexpr = 2 * b_pieces.shape[1]
         return elements_of(gl.reshape(gl.join(b_pieces, b_pieces), [threads, twice]), layout, VECTOR)
+
+
+@gluon.jit
+def of_threads(b_numbers, sides: gl.constexpr, layout: gl.constexpr, SIDE: gl.constexpr, THREADS: gl.constexpr):
+    """Numbers of the channels or the pieces of a position's vectors, for each thread those of its vector (threads,
+    numbers), which it has already."""
+    count: gl.constexpr = b_numbers.shape[0]
+    b_all, _ = gl.broadcast(b_numbers[None, :], gl.zeros([SIDE, count], gl.float32, sides))
+    b_all = gl.reshape(b_all, [THREADS, SIDE * count // THREADS])
+    return gl.convert_layout(b_all, layout, assert_trivial=True)
+
+
+@gluon.jit
+def sums_of_threads(b_one, b_other, sides: gl.constexpr, SIDE: gl.constexpr):
+    """Two numbers of each thread for every channel of its vector, summed over the threads that have the same vector."""
+    count: gl.constexpr = b_one.shape[0] * b_one.shape[1] // SIDE
+    b_one = gl.convert_layout(gl.reshape(b_one, [SIDE, count]), sides, assert_trivial=True)
+    b_other = gl.convert_layout(gl.reshape(b_other, [SIDE, count]), sides, assert_trivial=True)
+    return gl.reduce((b_one, b_other), 0, add_pairs)
 
 
 @gluon.jit

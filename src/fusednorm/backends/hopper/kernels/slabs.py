@@ -111,8 +111,8 @@ def slabs_forward(
     o_group = gl.arange(0, GROUPS, gl.SliceLayout(1, OF_GROUPS))
     o_of_piece = gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_GROUPS)) * SPAN // D
     pieces = (D // SPAN).to(gl.float32)
-    p_finals = p_packets + slabs * held_groups * parts * 2
-    p_claims = p_finals + slabs * held_groups * 2
+    p_finals = p_packets + slabs * held_groups * parts
+    p_claims = p_finals + slabs * held_groups
 
     block, blocks = gl.program_id(0), gl.num_programs(0)
     slab, part = block // parts, block % parts
@@ -131,7 +131,7 @@ def slabs_forward(
         freed = gl.where(summed == SLOTS - 1, 0, summed + 1)
         sample = quotient(due_slab, magic_bands)
         band = due_slab - sample * bands
-        p_final = p_finals + (due_slab * held_groups + o_final) * 2
+        p_final = p_finals + due_slab * held_groups + o_final
         # A block leads for all of its chunks of a slab at once; with a lag of 1 before its next sums, if those are of
         # another slab.
         led, leads = pending[AT], (pending[AT] >= 0) & (pending[AT] < slabs) & (pending[AT] != led_slab)
@@ -142,7 +142,7 @@ def slabs_forward(
                     p_packets, p_finals, p_mean, p_rstd, p_var, led * held_groups, held_groups, due_part, parts,
                     parts, positions, D, elements, epsilon, TILES * ROWS, PARTS, LED, OF_LEADERS,
                 )  # fmt: skip
-        first_packet, second_packet = peek(p_final)
+        b_packet = peek(p_final)
 
         if summed_slab < slabs:
             if p_numbers is not None:
@@ -217,8 +217,8 @@ def slabs_forward(
             piece_mean = gl.convert_layout(piece_mean, gl.SliceLayout(0, OF_GROUPS))
             piece_m2 = gl.convert_layout(piece_m2, gl.SliceLayout(0, OF_GROUPS))
             chunk_mean, chunk_m2 = merge_pieces(piece_mean, piece_m2, piece_count, o_group, o_of_piece, pieces)
-            p_pair = p_packets + ((summed_slab * held_groups + o_group) * parts + summed_part) * 2
-            publish(p_pair, chunk_mean, chunk_m2, o_group < held_groups)
+            p_packet = p_packets + (summed_slab * held_groups + o_group) * parts + summed_part
+            publish(p_packet, chunk_mean, chunk_m2, o_group < held_groups)
         if leads & ((LAG > 1) | (led == summed_slab)):
             for turn in range(AT // 2, LAG + 1):
                 of_turn, led_part = pending_at(pending, turn)
@@ -240,7 +240,7 @@ def slabs_forward(
                     p_behind, places, due_slab, due_part * (TILES * ROWS), positions, behind_sample, behind_row,
                     o_behind,
                 )  # fmt: skip
-            b_mean, b_rstd = settle(first_packet, second_packet, p_final)
+            b_mean, b_rstd = settle(b_packet, p_final)
             b_mean = elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :]
             gain = (gain * elements_of(b_rstd, ELEMENTS, VECTOR))[None, :, :]
             if MORE:

@@ -61,18 +61,18 @@ class Narrower:
 
 
 class Together(Narrower, Plan):
-    """A plan whose blocks, of so many warps and registers a thread, wait for one another, and tell each other so many
-    pairs of numbers. A call whose blocks cannot all run at the same time, since other programs share the GPU, runs on
-    the other instance too."""
+    """A plan whose blocks, of so many warps and registers a thread, wait for one another, and tell each other numbers
+    in so many words of 8 bytes. A call whose blocks cannot all run at the same time, since other programs share the
+    GPU, runs on the other instance too."""
 
-    def __init__(self, problem: Problem, blocks: int, pairs: int, warps: int, registers: int) -> None:
+    def __init__(self, problem: Problem, blocks: int, words: int, warps: int, registers: int) -> None:
         Narrower.__init__(self, problem)
-        self.blocks, self.pairs, self.warps, self.registers = blocks, 2 * pairs, warps, registers
+        self.blocks, self.words, self.warps, self.registers = blocks, words, warps, registers
         self.refused = False
 
     def packets(self) -> Tensor:
         """Packets that nobody has written."""
-        return self.workspace(self.pairs, torch.int64, zeroed=True)
+        return self.workspace(self.words, torch.int64, zeroed=True)
 
     def launch_of(self, kernel: Any, scalars: tuple[int | float, ...], constants: dict[str, Any]) -> Launch:
         launch = Launch(kernel, self.blocks, scalars, constants, self.warps, together=True)

@@ -18,17 +18,11 @@ from fusednorm.backends.hopper.config.resident import (
 )
 from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
-from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForward, name_of, narrower_sum_forward
-from fusednorm.backends.hopper.plans.chunks import InChunks
+from fusednorm.backends.hopper.plans.base import NarrowerForward, name_of, narrower_sum_forward
+from fusednorm.backends.hopper.plans.chunks import InChunks, SummedBackward
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
-from fusednorm.backends.triton.plans.tiles import (
-    Combination,
-    NumbersGradient,
-    ParameterSums,
-    PartialsShape,
-    behind_layout,
-)
+from fusednorm.backends.triton.plans.tiles import NumbersGradient, PartialsShape, behind_layout
 from fusednorm.operands import (
     BackwardOperands,
     Gated,
@@ -95,7 +89,7 @@ class ResidentSumForward(SumForward, ResidentForward):
         self.launch(x, y, *parameters, *saved, self.packets(), before, numbers, behind, total)
 
 
-class ResidentBackward(Resident, NarrowerBackward):
+class ResidentBackward(Resident, SummedBackward):
     """One launch, one before it that fills the packets with zeros, and one behind it that makes the parameters'
     gradients of p and q."""
 
@@ -111,9 +105,10 @@ class ResidentBackward(Resident, NarrowerBackward):
         if self.across:  # the partials of a channel are those of one sample
             view = replace(view, samples=1)
         numbers = problem.added is not None and problem.added.grad_numbers
-        #: The units of which the gradient of numbers before the norm needs P and Q, and the launch that makes it.
-        self.numbered = problem.num_statistics if numbers else 0
-        self.partials = PartialsShape(view, tiles, self.numbered, last=False, per_batch=False)
+        # The gradient of numbers before the norm needs P and Q.
+        numbered = problem.num_statistics if numbers else 0
+        SummedBackward.__init__(self, PartialsShape(view, tiles, numbered, last=False, per_batch=False), numbered)
+        #: The launch that makes this gradient.
         self.of_numbers = NumbersGradient(self, self.partials) if numbers else None
         used = problem.norm.activation
         (behind,) = behind_layout(problem) or (output,)
@@ -132,28 +127,19 @@ class ResidentBackward(Resident, NarrowerBackward):
             "NUMBERS": numbers,
         }  # fmt: skip
         self.launch = self.launch_of(resident_backward.resident_backward, scalars, constants)
-        self.combinations: dict[tuple[bool, bool], Combination] = {}
-
-    def combination(self, parameters: bool, modulation: bool) -> Combination:
-        """The launch that makes the gradients of weight and bias, of scale and shift, or of all four."""
-        sums = ParameterSums(self.partials, parameters, modulation)
-        made = Combination(self, self.partials, self.numbered, self.problem.reduced, sums)
-        return self.combinations.setdefault((parameters, modulation), made)
 
     def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
-        wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
         partials = totals = None
         if self.of_numbers is not None:
             partials, totals = self.workspace(3 * self.partials.total), self.workspace(2 * self.numbered)
-        elif any(wanted):
+        elif any(self.wanted(grads)):
             partials = self.workspace(2 * self.partials.total)
         grad_output, input, *around = data
         behind, grad_sum, grad_behind = around[:3] or (None, None, None)
         added = grad_sum, behind, grad_behind
         self.launch(grad_output, input, dx, *parameters, *saved, partials, self.packets(), *added)
         if partials is not None:
-            combine = self.combinations.get(wanted) or self.combination(*wanted)
-            combine(partials, parameters, totals, grads)
+            self.combine(partials, parameters, totals, grads)
             if self.of_numbers is not None:
                 self.of_numbers(partials, totals, parameters, saved, data)
 
