@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import triton
 
 from fusednorm.backends.hopper.kernels.chunks import quotient
-from fusednorm.backends.hopper.kernels.moments import add_pairs
 from fusednorm.private.gluon_names import async_load, gl, gluon
 
 
@@ -31,6 +30,23 @@ def sides_layout(each, lanes, warps):
     """The layout of (threads that have the same vector, ``each`` numbers of every vector of a position)."""
     across = min(lanes, 32)
     return gl.BlockedLayout([1, each], [32 // across, across], [warps * across // lanes, lanes // across], [1, 0])
+
+
+@triton.constexpr_function
+def sums_layout(count, side, warps):
+    """The layout of (threads that have the same vector, so many channels) in which a thread has few channels of many of
+    these threads."""
+    threads = 32 * warps
+    share = max(1, threads // count)
+    return gl.BlockedLayout([side // share, max(1, count // threads)], [share, 32 // share], [1, warps], [1, 0])
+
+
+@triton.constexpr_function
+def merge_layout(groups, parts, warps):
+    """The layout of (groups, chunks) of the numbers that a block merges."""
+    across = min(parts, 32)
+    down = min(warps, max(1, groups * across // 32))
+    return gl.BlockedLayout([1, 1], [32 // across, across], [down, warps // down], [1, 0])
 
 
 @gluon.jit
@@ -81,12 +97,10 @@ def of_threads(b_numbers, sides: gl.constexpr, layout: gl.constexpr, SIDE: gl.co
 
 
 @gluon.jit
-def sums_of_threads(b_one, b_other, sides: gl.constexpr, SIDE: gl.constexpr):
-    """Two numbers of each thread for every channel of its vector, summed over the threads that have the same vector."""
-    count: gl.constexpr = b_one.shape[0] * b_one.shape[1] // SIDE
-    b_one = gl.convert_layout(gl.reshape(b_one, [SIDE, count]), sides, assert_trivial=True)
-    b_other = gl.convert_layout(gl.reshape(b_other, [SIDE, count]), sides, assert_trivial=True)
-    return gl.reduce((b_one, b_other), 0, add_pairs)
+def sum_of_threads(b_numbers, layout: gl.constexpr, SIDE: gl.constexpr):
+    """Numbers of threads (threads, elements), summed for each channel over those that have the same vector."""
+    count: gl.constexpr = b_numbers.shape[0] * b_numbers.shape[1] // SIDE
+    return gl.sum(gl.convert_layout(gl.reshape(b_numbers, [SIDE, count]), layout), 0)
 
 
 @gluon.jit

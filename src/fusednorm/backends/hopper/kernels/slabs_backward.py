@@ -15,20 +15,31 @@ from fusednorm.backends.hopper.kernels.claims import claimed, first_pending, led
 from fusednorm.backends.hopper.kernels.elements import tile_layout, values_of, words_of
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_sums, leaders_layout
+from fusednorm.backends.hopper.kernels.moments import add_pairs
 from fusednorm.backends.hopper.kernels.slab_tiles import (
     SlabPlaces,
     begin_copy,
     elements_of,
     mask_of_rows,
+    merge_layout,
     of_threads,
     offsets_of_rows,
     products_of_repeats,
     rows_of,
     sides_layout,
-    sums_of_threads,
+    sum_of_threads,
+    sums_layout,
     words_of_rows,
 )
 from fusednorm.private.gluon_names import commit_group, gl, gluon, wait_group
+
+
+@gluon.jit
+def affine_of_slab(p_weight, p_bias, p_scale, p_shift, places, slab, channels, o_channel, VECTOR: gl.constexpr):
+    """A and B of channels of a slab."""
+    sample = quotient(slab, places.magic_bands)
+    channel = (slab - sample * places.bands) * places.held * VECTOR + o_channel
+    return affine(p_weight, p_bias, p_scale, p_shift, channel, sample.to(gl.int64) * channels + channel)
 
 
 @gluon.jit
@@ -39,11 +50,19 @@ def numbers_of_slab(
     """A and B of the channels of a slab, the statistics of the groups of its pieces; of a slab beyond the last one,
     those of another."""
     slab = gl.minimum(slab, places.slabs - 1)
-    sample = quotient(slab, places.magic_bands)
-    channel = (slab - sample * places.bands) * places.held * VECTOR + o_channel
-    gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample.to(gl.int64) * channels + channel)
+    gain, offset = affine_of_slab(p_weight, p_bias, p_scale, p_shift, places, slab, channels, o_channel, VECTOR)
     o_group = slab * held_groups + o_final
     return gain, offset, gl.load(p_mean + o_group), gl.load(p_rstd + o_group)
+
+
+@gluon.jit
+def of_pieces(b_groups, m_piece, groups: gl.constexpr, pieces: gl.constexpr, ALONE: gl.constexpr):
+    """Numbers of groups, for each of their pieces."""
+    if ALONE:
+        return gl.convert_layout(b_groups, pieces)
+    else:
+        b_groups = gl.convert_layout(b_groups, gl.SliceLayout(1, groups))[:, None]
+        return gl.convert_layout(gl.sum(gl.where(m_piece, b_groups, 0.0), 0), pieces)
 
 
 @gluon.jit
@@ -70,7 +89,8 @@ def slabs_backward(
     slabs, parts, magic_bands: gl.uint32, total, inverse_count: gl.float32, activation_parameter: gl.float64,
     DERIVATIVE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr, SPAN: gl.constexpr,
     LANES: gl.constexpr, GROUPS: gl.constexpr, ALONE: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr,
-    PARTS: gl.constexpr, LED: gl.constexpr, LAG: gl.constexpr, MORE: gl.constexpr, SMOOTH: gl.constexpr,
+    PARTS: gl.constexpr, LEAD: gl.constexpr, LED: gl.constexpr, LAG: gl.constexpr, MORE: gl.constexpr,
+    SMOOTH: gl.constexpr,
 ):  # fmt: skip
     """p and q of each chunk, and grad_input.
 
@@ -96,9 +116,11 @@ def slabs_backward(
     ELEMENTS: gl.constexpr = gl.SliceLayout(0, VALUES)
     OF_THREADS: gl.constexpr = gl.BlockedLayout([1, PIECES], [32, 1], [WARPS, 1], [1, 0])
     OF_CHANNELS: gl.constexpr = sides_layout(VECTOR, LANES, WARPS)
+    SUMS: gl.constexpr = sums_layout(LANES * VECTOR, SIDE, WARPS)
     OF_PIECES: gl.constexpr = sides_layout(PIECES, LANES, WARPS)
     ACROSS: gl.constexpr = ALL_PIECES if ALL_PIECES < 32 else 32
     OF_GROUPS: gl.constexpr = gl.BlockedLayout([1, 1], [32 // ACROSS, ACROSS], [WARPS, 1], [1, 0])
+    MERGED: gl.constexpr = merge_layout(GROUPS, PARTS, WARPS)
     OF_LEADERS: gl.constexpr = leaders_layout(LED, WARPS)
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
@@ -111,13 +133,20 @@ def slabs_backward(
     m_lane = (gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, WORDS))) % LANES < held)[None, :]
     places = SlabPlaces(slabs, bands, magic_bands, held, positions, m_lane, o_row)
     o_summed = rows_of(VALUES, REPEATS, THREADS, LANES)
-    o_sum = gl.arange(0, LANES * VECTOR, gl.SliceLayout(0, OF_CHANNELS))
     # Beyond the slab's vectors those of the last one, in vectors, so that the compiler knows how wide the loads are.
-    o_channel = gl.minimum(o_sum // VECTOR, held - 1) * VECTOR + o_sum % VECTOR
+    o_channel = gl.arange(0, LANES * VECTOR, gl.SliceLayout(0, OF_CHANNELS))
+    o_channel = gl.minimum(o_channel // VECTOR, held - 1) * VECTOR + o_channel % VECTOR
+    o_sum = gl.arange(0, LANES * VECTOR, gl.SliceLayout(0, SUMS))
+    m_sum = o_sum // VECTOR < held
     o_piece = gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_PIECES))
     o_final = gl.minimum(o_piece * SPAN // D, held_groups - 1)
     o_group = gl.arange(0, GROUPS, gl.SliceLayout(1, OF_GROUPS))
-    m_piece = o_group[:, None] == (gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_GROUPS)) * SPAN // D)[None, :]
+    o_of_piece = gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_GROUPS)) * SPAN // D
+    m_piece = o_group[:, None] == o_of_piece[None, :]
+    o_merged = gl.minimum(gl.arange(0, GROUPS, gl.SliceLayout(1, MERGED)), held_groups - 1)
+    o_part = gl.arange(0, PARTS, gl.SliceLayout(0, MERGED))
+    m_part = (o_part < parts)[None, :]
+    o_part = gl.where(o_part < parts, o_part, 0)
     p_finals = p_packets + slabs * held_groups * parts
     p_claims = p_finals + slabs * held_groups
 
@@ -139,19 +168,25 @@ def slabs_backward(
         summed_slab, summed_part = pending[2 * LAG], pending[2 * LAG + 1]
         due, due_slab, due_part = pending[0] >= 0, gl.maximum(pending[0], 0), pending[1]
         freed = gl.where(summed == SLOTS - 1, 0, summed + 1)
-        p_final = p_finals + due_slab * held_groups + o_final
+        if LEAD:
+            p_packet = p_finals + due_slab * held_groups + o_final
+        else:
+            p_packet = p_packets + (due_slab * held_groups + o_merged)[:, None] * parts + o_part[None, :]
         led, leads = pending[AT], (pending[AT] >= 0) & (pending[AT] < slabs) & (pending[AT] != led_slab)
         led_slab = gl.where(leads, led, led_slab)
-        if LAG == 1:
+        if LEAD and LAG == 1:
             if leads & (led != summed_slab):
                 lead_sums(
                     p_packets, p_finals, led * held_groups, held_groups, due_part, parts, parts, inverse_count, PARTS,
                     LED, OF_LEADERS,
                 )  # fmt: skip
-        b_packet = peek(p_final)
+        b_packet = peek(p_packet)
 
         if summed_slab < slabs:
             gain, offset, mean, rstd = known
+            sum_gain, _ = affine_of_slab(
+                p_weight, None, p_scale, None, places, summed_slab, channels, gl.where(m_sum, o_sum, 0), VECTOR
+            )
             b_rstd = elements_of(of_threads(rstd, OF_PIECES, OF_THREADS, SIDE, THREADS), ELEMENTS, VECTOR)
             b_gain = (of_threads(gain, OF_CHANNELS, ELEMENTS, SIDE, THREADS) * b_rstd)[None, :, :]
             b_offset = of_threads(offset, OF_CHANNELS, ELEMENTS, SIDE, THREADS)[None, :, :]
@@ -170,43 +205,46 @@ def slabs_backward(
                     b_p, b_q = tile_p, tile_q
                 else:
                     b_p, b_q = b_p + tile_p, b_q + tile_q
-            p, q = sums_of_threads(b_p, b_q * b_rstd, OF_CHANNELS, SIDE)
+            p, q = sum_of_threads(b_p, SUMS, SIDE), sum_of_threads(b_q * b_rstd, SUMS, SIDE)
             if p_partials is not None:
                 sample = quotient(summed_slab, magic_bands)
                 o_partial = (sample.to(gl.int64) * parts + summed_part) * channels
                 o_partial += (summed_slab - sample * bands) * held * VECTOR + o_sum
-                m_channel = o_sum // VECTOR < held
-                gl.store(p_partials + o_partial, p, mask=m_channel)
-                gl.store(p_partials + total + o_partial, q, mask=m_channel)
-            piece_p = gl.sum(gl.reshape(gain * p, [ALL_PIECES, SPAN]), 1)
-            piece_q = gl.sum(gl.reshape(gain * q, [ALL_PIECES, SPAN]), 1)
+                gl.store(p_partials + o_partial, p, mask=m_sum)
+                gl.store(p_partials + total + o_partial, q, mask=m_sum)
+            piece_p = gl.sum(gl.reshape(sum_gain * p, [ALL_PIECES, SPAN]), 1)
+            piece_q = gl.sum(gl.reshape(sum_gain * q, [ALL_PIECES, SPAN]), 1)
+            piece_p = gl.convert_layout(piece_p, gl.SliceLayout(0, OF_GROUPS))
+            piece_q = gl.convert_layout(piece_q, gl.SliceLayout(0, OF_GROUPS))
             if ALONE:
-                piece_p = gl.convert_layout(piece_p, gl.SliceLayout(0, OF_PIECES), assert_trivial=True)
-                piece_q = gl.convert_layout(piece_q, gl.SliceLayout(0, OF_PIECES), assert_trivial=True)
-                p_packet = p_packets + (summed_slab * held_groups + o_piece) * parts + summed_part
-                publish(p_packet, piece_p, piece_q, o_piece < held_groups)
+                p_chunk = p_packets + (summed_slab * held_groups + o_of_piece) * parts + summed_part
+                publish(p_chunk, piece_p, piece_q, o_of_piece < held_groups)
             else:
-                piece_p = gl.convert_layout(piece_p, gl.SliceLayout(0, OF_GROUPS))
-                piece_q = gl.convert_layout(piece_q, gl.SliceLayout(0, OF_GROUPS))
                 group_p = gl.sum(gl.where(m_piece, piece_p[None, :], 0.0), 1)
                 group_q = gl.sum(gl.where(m_piece, piece_q[None, :], 0.0), 1)
-                p_packet = p_packets + (summed_slab * held_groups + o_group) * parts + summed_part
-                publish(p_packet, group_p, group_q, o_group < held_groups)
-        if leads & ((LAG > 1) | (led == summed_slab)):
-            for turn in range(AT // 2, LAG + 1):
-                of_turn, led_part = pending_at(pending, turn)
-                if of_turn == led:
-                    lead_sums(
-                        p_packets, p_finals, led * held_groups, held_groups, led_part, parts, parts, inverse_count,
-                        PARTS, LED, OF_LEADERS,
-                    )  # fmt: skip
+                p_chunk = p_packets + (summed_slab * held_groups + o_group) * parts + summed_part
+                publish(p_chunk, group_p, group_q, o_group < held_groups)
+        if LEAD:
+            if leads & ((LAG > 1) | (led == summed_slab)):
+                for turn in range(AT // 2, LAG + 1):
+                    of_turn, led_part = pending_at(pending, turn)
+                    if of_turn == led:
+                        lead_sums(
+                            p_packets, p_finals, led * held_groups, held_groups, led_part, parts, parts, inverse_count,
+                            PARTS, LED, OF_LEADERS,
+                        )  # fmt: skip
 
         if due:
             gain, offset, mean, rstd = numbers_of_slab(
                 p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, due_slab, channels, o_channel, o_final,
                 held_groups, VECTOR,
             )  # fmt: skip
-            unit_p, unit_q = settle(b_packet, p_final)
+            unit_p, unit_q = settle(b_packet, p_packet)
+            if not LEAD:
+                unit_p = gl.where(m_part, unit_p, 0.0)
+                unit_p, unit_q = gl.reduce((unit_p, gl.where(m_part, unit_q, 0.0)), 1, add_pairs)
+                unit_p = of_pieces(unit_p * inverse_count, m_piece, OF_GROUPS, gl.SliceLayout(0, OF_PIECES), ALONE)
+                unit_q = of_pieces(unit_q * inverse_count, m_piece, OF_GROUPS, gl.SliceLayout(0, OF_PIECES), ALONE)
             scaled_p = of_threads(-rstd * unit_p, OF_PIECES, OF_THREADS, SIDE, THREADS)
             scaled_q = of_threads(-rstd * unit_q, OF_PIECES, OF_THREADS, SIDE, THREADS)
             scaled_p = elements_of(scaled_p, ELEMENTS, VECTOR)[None, :, :]

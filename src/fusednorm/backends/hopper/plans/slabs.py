@@ -101,6 +101,7 @@ class SlabsBackward(Slabs, SummedBackward):
         _, derivative = activation(name_of(problem), problem.dtype)
         constants = {
             "DERIVATIVE": derivative, **self.alpha, **self.constants, "SMOOTH": problem.norm.smooth,
+            "LEAD": self.place.lag > 1 or power_of_two(self.groups) * power_of_two(self.place.parts) > 1024,
             "ALONE": span(problem) == problem.view.group_channels,
         }  # fmt: skip
         self.launch = self.launch_of(slabs_backward, scalars, constants)
