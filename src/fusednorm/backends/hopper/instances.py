@@ -149,20 +149,6 @@ def _across(problem: Problem) -> str | None:
     )
 
 
-def _packed(problem: Problem) -> str | None:
-    """Why the positions of all samples are not those of one, where channels of all samples are the units, or None."""
-    if not problem.norm.per_batch:
-        return None
-    if not problem.norm.training:
-        return "the statistics are given"
-    if problem.modulated:
-        return "takes no scale and shift of the samples that share a statistic"
-    for layout in filter(None, problem.layouts):
-        if problem.view.samples > 1 and layout.sample != problem.view.spatial * layout.spatial:
-            return "samples are not packed in memory"
-    return None
-
-
 def _shifted(problem: Problem) -> str | None:
     """Why hopper.resident does not take channels that are no whole number of vectors of 16 bytes, or None."""
     whole = "a channel is no whole number of vectors of 16 bytes, "
@@ -268,21 +254,19 @@ class ResidentInstance:
 
 @dataclass(frozen=True, slots=True)
 class SlabsInstance:
-    """Norms of channels_last whose slabs, bands of whole groups of a sample, fit the chip, forward and backward, and
-    the backward of batch_norm, whose bands are those of all samples: a slab stays in the shared memory of its blocks
-    until they have its statistics, or its sums."""
+    """Norms of channels_last whose slabs, bands of whole groups of a sample, fit the chip, forward and backward: a slab
+    stays in the shared memory of its blocks until they have its statistics, or its sums."""
 
     name: str = "hopper.slabs"
 
     def supports(self, problem: Problem) -> str | None:
         view = problem.view
-        reason = _unsupported(problem) or _other_order(problem, "channels_last")
-        reason = reason or _of_units(problem, across=problem.backward)
+        reason = _unsupported(problem) or _other_order(problem, "channels_last") or _of_units(problem)
         if reason is not None:
             return reason
         if problem.backward and problem.added is not None:
             return "adds nothing around the norm"
-        reason = _unadded(problem) or _packed(problem)
+        reason = _unadded(problem)
         if reason is not None:
             return reason
         for layout in filter(None, problem.layouts):

@@ -15,6 +15,8 @@ from fusednorm.problem import Problem
 LANES = (16, 8, 32, 64, 4)
 #: The most groups of a slab.
 MOST_GROUPS = 64
+#: Numbers of a slab's groups that each block reads itself.
+MOST_READ = 512
 #: Partials of a slab's groups, all of which each of its blocks merges: 9x128x32x32x32 in 32 groups in bf16 takes 84 us
 #: with 8192 of them, and 63 in slabs half as wide with 2048.
 MOST_MERGED = 4096
@@ -32,23 +34,23 @@ class SlabsConfig(ResidentConfig):
 
 @dataclass(frozen=True, slots=True)
 class SlabsSpread(Chunks):
-    """Slabs of ``held`` vectors of each position, ``bands`` of them to a sample, in chunks of ``rows`` positions, and
-    chunks over blocks."""
+    """Slabs of ``held`` vectors of each position, ``groups`` groups, ``bands`` of them to a sample, in chunks of
+    ``rows`` positions, and chunks over blocks."""
 
     held: int
     bands: int
     rows: int
+    groups: int
 
     @property
     def lanes(self) -> int:
         """The next power of 2 from ``held`` on."""
         return power_of_two(self.held)
 
-
-def shape(problem: Problem) -> tuple[int, int]:
-    """The samples, and the positions of each; for batch_norm those of all samples are those of one."""
-    view = problem.view
-    return (1, view.samples * view.spatial) if problem.norm.per_batch else (view.samples, view.spatial)
+    @property
+    def leads(self) -> bool:
+        """Whether leaders merge what all blocks publish; else each block merges the numbers of its slab."""
+        return power_of_two(self.groups) * power_of_two(self.parts) > MOST_READ
 
 
 def scratch(problem: Problem, config: SlabsConfig, lanes: int) -> int:
@@ -83,17 +85,17 @@ def spread(problem: Problem, config: SlabsConfig, processors: int) -> SlabsSprea
     if lanes > 32 * config.warps or held * vector // view.group_channels > MOST_GROUPS:
         return None
     bands, rows = view.channels // (held * vector), config.vectors // lanes * config.tiles
-    samples, positions = shape(problem)
     found = chunks_of(
-        samples * bands,
-        -(-positions // rows),
+        view.samples * bands,
+        -(-view.spatial // rows),
         config,
         processors,
         tensors=2 if problem.backward else 1,
         least=1,
         scratch=scratch(problem, config, lanes),
     )
-    return None if found is None else SlabsSpread(**asdict(found), held=held, bands=bands, rows=rows)
+    groups = view.groups // bands
+    return None if found is None else SlabsSpread(**asdict(found), held=held, bands=bands, rows=rows, groups=groups)
 
 
 def candidates() -> Iterator[SlabsConfig]:

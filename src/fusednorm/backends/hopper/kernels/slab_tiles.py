@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import triton
 
-from fusednorm.backends.hopper.kernels.chunks import quotient
+from fusednorm.backends.hopper.kernels.chunks import affine, quotient
 from fusednorm.private.gluon_names import async_load, gl, gluon
 
 
@@ -34,11 +34,17 @@ def sides_layout(each, lanes, warps):
 
 @triton.constexpr_function
 def sums_layout(count, side, warps):
-    """The layout of (threads that have the same vector, so many channels) in which a thread has few channels of many of
-    these threads."""
+    """The layout of (threads that have the same vector, so many channels or pieces) in which a thread has few of these
+    of as many of those threads as can be."""
     threads = 32 * warps
     share = max(1, threads // count)
-    return gl.BlockedLayout([side // share, max(1, count // threads)], [share, 32 // share], [1, warps], [1, 0])
+    within = min(share, 32)
+    return gl.BlockedLayout(
+        [side // share, max(1, count // threads)],
+        [within, 32 // within],
+        [share // within, warps * within // share],
+        [1, 0],
+    )
 
 
 @triton.constexpr_function
@@ -97,6 +103,16 @@ def of_threads(b_numbers, sides: gl.constexpr, layout: gl.constexpr, SIDE: gl.co
 
 
 @gluon.jit
+def of_pieces(b_groups, m_piece, groups: gl.constexpr, pieces: gl.constexpr, ALONE: gl.constexpr):
+    """Numbers of groups, for each of their pieces."""
+    if ALONE:
+        return gl.convert_layout(b_groups, pieces)
+    else:
+        b_groups = gl.convert_layout(b_groups, gl.SliceLayout(1, groups))[:, None]
+        return gl.convert_layout(gl.sum(gl.where(m_piece, b_groups, 0.0), 0), pieces)
+
+
+@gluon.jit
 def sum_of_threads(b_numbers, layout: gl.constexpr, SIDE: gl.constexpr):
     """Numbers of threads (threads, elements), summed for each channel over those that have the same vector."""
     count: gl.constexpr = b_numbers.shape[0] * b_numbers.shape[1] // SIDE
@@ -127,6 +143,14 @@ def words_of_rows(p_words, places, slab, first, sample_step, row_step, o_words):
     sample = quotient(slab, places.magic_bands)
     begin = sample.to(gl.int64) * sample_step + first.to(gl.int64) * row_step
     return p_words + (begin + (slab - sample * places.bands) * places.held) * 4 + o_words
+
+
+@gluon.jit
+def affine_of_slab(p_weight, p_bias, p_scale, p_shift, places, slab, channels, o_channel, VECTOR: gl.constexpr):
+    """A and B of channels of a slab."""
+    sample = quotient(slab, places.magic_bands)
+    channel = (slab - sample * places.bands) * places.held * VECTOR + o_channel
+    return affine(p_weight, p_bias, p_scale, p_shift, channel, sample.to(gl.int64) * channels + channel)
 
 
 @gluon.jit

@@ -11,31 +11,36 @@ channels at some positions of each tile; it sums its elements of each piece, and
 own mean. Tiles, threads, pieces and chunks are merged around the mean of all, as in ``resident.py``.
 """
 
-from fusednorm.backends.hopper.kernels.chunks import affine, quotient
+from fusednorm.backends.hopper.kernels.chunks import quotient
 from fusednorm.backends.hopper.kernels.claims import claimed, first_pending, led_place, next_pending, pending_at
 from fusednorm.backends.hopper.kernels.elements import tile_layout, values_of, words_of
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_moments, leaders_layout
-from fusednorm.backends.hopper.kernels.moments import mean_of, merge
+from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of, merge, merge_chunks
 from fusednorm.backends.hopper.kernels.slab_tiles import (
     SlabPlaces,
+    affine_of_slab,
     begin_copy,
     elements_of,
     load_rows,
     mask_of_rows,
+    merge_layout,
+    of_pieces,
+    of_threads,
     offsets_of_rows,
     pieces_of,
     products_of_repeats,
     rows_of,
+    sides_layout,
+    sums_layout,
     words_of_rows,
 )
 from fusednorm.private.gluon_names import commit_group, gl, gluon, wait_group
 
 
 @gluon.jit
-def merge_pieces(b_mean, b_m2, b_count, o_group, o_of_piece, pieces):
+def merge_pieces(b_mean, b_m2, b_count, m_piece, pieces):
     """Mean and M2 of groups of those of their ``pieces``, which have the same count."""
-    m_piece = o_group[:, None] == o_of_piece[None, :]
     mean = mean_of(gl.sum(gl.where(m_piece, b_mean[None, :], 0.0), 1), pieces)
     b_distance = b_mean[None, :] - mean[:, None]
     return mean, gl.sum(gl.where(m_piece, b_m2[None, :] + b_distance * b_distance * b_count, 0.0), 1)
@@ -54,8 +59,8 @@ def slabs_forward(
     held, held_groups, bands, slabs, parts, magic_bands: gl.uint32, elements: gl.float32,
     eps: gl.float64, activation_parameter: gl.float64,
     VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr, SPAN: gl.constexpr,
-    LANES: gl.constexpr, GROUPS: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr,
-    LED: gl.constexpr, LAG: gl.constexpr, MORE: gl.constexpr,
+    LANES: gl.constexpr, GROUPS: gl.constexpr, ALONE: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr,
+    PARTS: gl.constexpr, LEAD: gl.constexpr, LED: gl.constexpr, LAG: gl.constexpr, MORE: gl.constexpr,
 ):  # fmt: skip
     """Statistics and results, of z + post_add where ``p_behind`` is there, and of a sum where ``p_before`` or
     ``p_numbers`` is: x + number, x + pre_add, or x + number pre_add, by numbers of channels. ``p_total`` gets the sum.
@@ -90,6 +95,10 @@ def slabs_forward(
     ELEMENTS: gl.constexpr = gl.SliceLayout(0, VALUES)
     OF_THREADS: gl.constexpr = gl.BlockedLayout([1, PIECES], [32, 1], [WARPS, 1], [1, 0])
     ACROSS: gl.constexpr = ALL_PIECES if ALL_PIECES < 32 else 32
+    OF_CHANNELS: gl.constexpr = sides_layout(VECTOR, LANES, WARPS)
+    OF_PIECES: gl.constexpr = sides_layout(PIECES, LANES, WARPS)
+    SUMS: gl.constexpr = sums_layout(ALL_PIECES, SIDE, WARPS)
+    MERGED: gl.constexpr = merge_layout(GROUPS, PARTS, WARPS)
     OF_GROUPS: gl.constexpr = gl.BlockedLayout([1, 1], [32 // ACROSS, ACROSS], [WARPS, 1], [1, 0])
     OF_LEADERS: gl.constexpr = leaders_layout(LED, WARPS)
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -103,14 +112,21 @@ def slabs_forward(
     m_lane = (gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, WORDS))) % LANES < held)[None, :]
     places = SlabPlaces(slabs, bands, magic_bands, held, positions, m_lane, o_row)
     o_summed = rows_of(VALUES, REPEATS, THREADS, LANES)
-    o_lane = gl.arange(0, THREADS, gl.SliceLayout(1, ELEMENTS)) % LANES
-    o_element = o_lane[:, None] * VECTOR + gl.arange(0, VECTOR, gl.SliceLayout(0, ELEMENTS))[None, :]
-    o_final = (gl.arange(0, THREADS, gl.SliceLayout(1, OF_THREADS)) % LANES)[:, None] * PIECES
-    o_final = (o_final + gl.arange(0, PIECES, gl.SliceLayout(0, OF_THREADS))[None, :]) * SPAN // D
+    # Beyond the slab's vectors those of the last one, in vectors, so that the compiler knows how wide the loads are.
+    o_channel = gl.arange(0, LANES * VECTOR, gl.SliceLayout(0, OF_CHANNELS))
+    o_channel = gl.minimum(o_channel // VECTOR, held - 1) * VECTOR + o_channel % VECTOR
+    o_final = gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_PIECES)) * SPAN // D
     o_final = gl.minimum(o_final, held_groups - 1)
     o_group = gl.arange(0, GROUPS, gl.SliceLayout(1, OF_GROUPS))
     o_of_piece = gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_GROUPS)) * SPAN // D
+    m_piece = o_group[:, None] == o_of_piece[None, :]
     pieces = (D // SPAN).to(gl.float32)
+    o_merged = gl.arange(0, GROUPS, gl.SliceLayout(1, MERGED))
+    m_merged = o_merged < held_groups
+    o_merged = gl.minimum(o_merged, held_groups - 1)
+    o_part = gl.arange(0, PARTS, gl.SliceLayout(0, MERGED))
+    c_part = (gl.minimum(gl.maximum(positions - o_part * (TILES * ROWS), 0), TILES * ROWS) * D).to(gl.float32)[None, :]
+    o_part = gl.where(o_part < parts, o_part, 0)
     p_finals = p_packets + slabs * held_groups * parts
     p_claims = p_finals + slabs * held_groups
 
@@ -129,28 +145,30 @@ def slabs_forward(
         summed_slab, summed_part = pending[2 * LAG], pending[2 * LAG + 1]
         due, due_slab, due_part = pending[0] >= 0, gl.maximum(pending[0], 0), pending[1]
         freed = gl.where(summed == SLOTS - 1, 0, summed + 1)
-        sample = quotient(due_slab, magic_bands)
-        band = due_slab - sample * bands
-        p_final = p_finals + due_slab * held_groups + o_final
+        if LEAD:
+            p_packet = p_finals + due_slab * held_groups + o_final
+        else:
+            p_packet = p_packets + (due_slab * held_groups + o_merged)[:, None] * parts + o_part[None, :]
         # A block leads for all of its chunks of a slab at once; with a lag of 1 before its next sums, if those are of
         # another slab.
         led, leads = pending[AT], (pending[AT] >= 0) & (pending[AT] < slabs) & (pending[AT] != led_slab)
         led_slab = gl.where(leads, led, led_slab)
-        if LAG == 1:
+        if LEAD and LAG == 1:
             if leads & (led != summed_slab):
                 lead_moments(
                     p_packets, p_finals, p_mean, p_rstd, p_var, led * held_groups, held_groups, due_part, parts,
                     parts, positions, D, elements, epsilon, TILES * ROWS, PARTS, LED, OF_LEADERS,
                 )  # fmt: skip
-        b_packet = peek(p_final)
+        b_packet = peek(p_packet)
+        # On their way while the next chunk is summed.
+        gain, offset = affine_of_slab(p_weight, p_bias, p_scale, p_shift, places, due_slab, channels, o_channel, VECTOR)
 
         if summed_slab < slabs:
             if p_numbers is not None:
                 of_sample = quotient(summed_slab, magic_bands)
-                o_channel = (summed_slab - of_sample * bands) * (held * VECTOR) + o_element
-                o_channel = gl.minimum(o_channel, channels - 1)
-                b_numbers = gl.load(p_numbers + of_sample.to(gl.int64) * channels + o_channel)
-                b_numbers = b_numbers.to(gl.float32)[None, :, :]
+                o_number = (summed_slab - of_sample * bands) * held * VECTOR + o_channel
+                b_numbers = gl.load(p_numbers + of_sample.to(gl.int64) * channels + o_number).to(gl.float32)
+                b_numbers = of_threads(b_numbers, OF_CHANNELS, ELEMENTS, SIDE, THREADS)[None, :, :]
             if p_before is not None:  # on its way while copies are awaited
                 b_before = load_rows(
                     p_before, places, summed_slab, summed_part * (TILES * ROWS), positions, before_sample, before_row,
@@ -200,8 +218,8 @@ def slabs_forward(
                         mean, m2, count = b_mean, b_m2, b_count
                     else:
                         mean, m2, count = merge(mean, m2, count, b_mean, b_m2, b_count)
-            b_mean = gl.reshape(mean, [SIDE, ALL_PIECES])
-            b_m2 = gl.reshape(m2, [SIDE, ALL_PIECES])
+            b_mean = gl.convert_layout(gl.reshape(mean, [SIDE, ALL_PIECES]), SUMS)
+            b_m2 = gl.convert_layout(gl.reshape(m2, [SIDE, ALL_PIECES]), SUMS)
             if EVEN:
                 piece_count = gl.to_tensor(TILES * ROWS * SPAN).to(gl.float32)
                 piece_mean = gl.sum(b_mean, 0) * (1.0 / SIDE)
@@ -210,39 +228,56 @@ def slabs_forward(
             else:
                 rows = gl.minimum(positions - summed_part * (TILES * ROWS), TILES * ROWS)
                 piece_count = (rows * SPAN).to(gl.float32)
-                b_count = gl.reshape(gl.broadcast(count, mean)[0], [SIDE, ALL_PIECES])
+                b_count = gl.convert_layout(gl.reshape(gl.broadcast(count, mean)[0], [SIDE, ALL_PIECES]), SUMS)
                 piece_mean = mean_of(gl.sum(b_mean * b_count, 0), piece_count)
                 b_distance = b_mean - piece_mean[None, :]
                 piece_m2 = gl.sum(b_m2 + b_distance * b_distance * b_count, 0)
             piece_mean = gl.convert_layout(piece_mean, gl.SliceLayout(0, OF_GROUPS))
             piece_m2 = gl.convert_layout(piece_m2, gl.SliceLayout(0, OF_GROUPS))
-            chunk_mean, chunk_m2 = merge_pieces(piece_mean, piece_m2, piece_count, o_group, o_of_piece, pieces)
-            p_packet = p_packets + (summed_slab * held_groups + o_group) * parts + summed_part
-            publish(p_packet, chunk_mean, chunk_m2, o_group < held_groups)
-        if leads & ((LAG > 1) | (led == summed_slab)):
-            for turn in range(AT // 2, LAG + 1):
-                of_turn, led_part = pending_at(pending, turn)
-                if of_turn == led:
-                    lead_moments(
-                        p_packets, p_finals, p_mean, p_rstd, p_var, led * held_groups, held_groups, led_part, parts,
-                        parts, positions, D, elements, epsilon, TILES * ROWS, PARTS, LED, OF_LEADERS,
-                    )  # fmt: skip
+            if ALONE:
+                p_chunk = p_packets + (summed_slab * held_groups + o_of_piece) * parts + summed_part
+                publish(p_chunk, piece_mean, piece_m2, o_of_piece < held_groups)
+            else:
+                chunk_mean, chunk_m2 = merge_pieces(piece_mean, piece_m2, piece_count, m_piece, pieces)
+                p_chunk = p_packets + (summed_slab * held_groups + o_group) * parts + summed_part
+                publish(p_chunk, chunk_mean, chunk_m2, o_group < held_groups)
+        if LEAD:
+            if leads & ((LAG > 1) | (led == summed_slab)):
+                for turn in range(AT // 2, LAG + 1):
+                    of_turn, led_part = pending_at(pending, turn)
+                    if of_turn == led:
+                        lead_moments(
+                            p_packets, p_finals, p_mean, p_rstd, p_var, led * held_groups, held_groups, led_part, parts,
+                            parts, positions, D, elements, epsilon, TILES * ROWS, PARTS, LED, OF_LEADERS,
+                        )  # fmt: skip
 
         if due:
-            o_channel = band * (held * VECTOR) + o_element
-            if not FULL:
-                o_channel = gl.minimum(o_channel, channels - 1)
-            gain, offset = affine(
-                p_weight, p_bias, p_scale, p_shift, o_channel, sample.to(gl.int64) * channels + o_channel
-            )
             if p_behind is not None:  # on its way while the groups' numbers are awaited
                 b_behind = load_rows(
                     p_behind, places, due_slab, due_part * (TILES * ROWS), positions, behind_sample, behind_row,
                     o_behind,
                 )  # fmt: skip
-            b_mean, b_rstd = settle(b_packet, p_final)
+            if LEAD:
+                b_mean, b_rstd = settle(b_packet, p_packet)
+            else:
+                b_mean, b_m2 = settle(b_packet, p_packet)
+                unit_mean, variance = merge_chunks(b_mean, b_m2, c_part, elements, 1)
+                rstd = inverse_deviation(variance, epsilon)
+                if due_part == 0:
+                    o_unit = due_slab * held_groups + o_merged
+                    if p_mean is not None:
+                        gl.store(p_mean + o_unit, unit_mean, mask=m_merged)
+                    if p_rstd is not None:
+                        gl.store(p_rstd + o_unit, rstd, mask=m_merged)
+                    if p_var is not None:
+                        gl.store(p_var + o_unit, variance, mask=m_merged)
+                b_mean = of_pieces(unit_mean, m_piece, OF_GROUPS, gl.SliceLayout(0, OF_PIECES), ALONE)
+                b_rstd = of_pieces(rstd, m_piece, OF_GROUPS, gl.SliceLayout(0, OF_PIECES), ALONE)
+            b_mean = of_threads(b_mean, OF_PIECES, OF_THREADS, SIDE, THREADS)
             b_mean = elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :]
-            gain = (gain * elements_of(b_rstd, ELEMENTS, VECTOR))[None, :, :]
+            b_rstd = of_threads(b_rstd, OF_PIECES, OF_THREADS, SIDE, THREADS)
+            b_gain = of_threads(gain, OF_CHANNELS, ELEMENTS, SIDE, THREADS) * elements_of(b_rstd, ELEMENTS, VECTOR)
+            b_gain, b_offset = b_gain[None, :, :], of_threads(offset, OF_CHANNELS, ELEMENTS, SIDE, THREADS)[None, :, :]
             if MORE:
                 slab, part = claimed(p_claims, summed_slab, slabs, parts, blocks)
             else:
@@ -250,7 +285,7 @@ def slabs_forward(
             for place in gl.static_range(TILES):
                 first = (due_part * TILES + place) * ROWS
                 b_x = values_of(slots.index(freed * TILES + place).load(WORDS), VALUES, DTYPE)
-                b_z = gl.fma(b_x - b_mean, gain, offset[None, :, :])
+                b_z = gl.fma(b_x - b_mean, b_gain, b_offset)
                 if p_behind is not None:
                     b_z += values_of(b_behind, VALUES, DTYPE)
                     if place < TILES - 1:

@@ -6,11 +6,9 @@ threads that have the same vector add theirs up: p and q, which another launch m
 block publishes the sums of A p and A q of each group over its chunk, leaders publish P / K and Q / K of a slab's
 groups, and LAG chunks later the block stores dx = rstd (A dz - (P + xhat Q) / K). The numbers that a chunk is summed
 with, its groups' statistics and its channels' A and B, are read when its copies begin.
-
-ACROSS samples, for batch_norm, the positions of all samples are those of one.
 """
 
-from fusednorm.backends.hopper.kernels.chunks import affine, quotient
+from fusednorm.backends.hopper.kernels.chunks import quotient
 from fusednorm.backends.hopper.kernels.claims import claimed, first_pending, led_place, next_pending, pending_at
 from fusednorm.backends.hopper.kernels.elements import tile_layout, values_of, words_of
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
@@ -18,10 +16,12 @@ from fusednorm.backends.hopper.kernels.leaders import lead_sums, leaders_layout
 from fusednorm.backends.hopper.kernels.moments import add_pairs
 from fusednorm.backends.hopper.kernels.slab_tiles import (
     SlabPlaces,
+    affine_of_slab,
     begin_copy,
     elements_of,
     mask_of_rows,
     merge_layout,
+    of_pieces,
     of_threads,
     offsets_of_rows,
     products_of_repeats,
@@ -35,14 +35,6 @@ from fusednorm.private.gluon_names import commit_group, gl, gluon, wait_group
 
 
 @gluon.jit
-def affine_of_slab(p_weight, p_bias, p_scale, p_shift, places, slab, channels, o_channel, VECTOR: gl.constexpr):
-    """A and B of channels of a slab."""
-    sample = quotient(slab, places.magic_bands)
-    channel = (slab - sample * places.bands) * places.held * VECTOR + o_channel
-    return affine(p_weight, p_bias, p_scale, p_shift, channel, sample.to(gl.int64) * channels + channel)
-
-
-@gluon.jit
 def numbers_of_slab(
     p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, slab, channels, o_channel, o_final, held_groups,
     VECTOR: gl.constexpr,
@@ -53,16 +45,6 @@ def numbers_of_slab(
     gain, offset = affine_of_slab(p_weight, p_bias, p_scale, p_shift, places, slab, channels, o_channel, VECTOR)
     o_group = slab * held_groups + o_final
     return gain, offset, gl.load(p_mean + o_group), gl.load(p_rstd + o_group)
-
-
-@gluon.jit
-def of_pieces(b_groups, m_piece, groups: gl.constexpr, pieces: gl.constexpr, ALONE: gl.constexpr):
-    """Numbers of groups, for each of their pieces."""
-    if ALONE:
-        return gl.convert_layout(b_groups, pieces)
-    else:
-        b_groups = gl.convert_layout(b_groups, gl.SliceLayout(1, groups))[:, None]
-        return gl.convert_layout(gl.sum(gl.where(m_piece, b_groups, 0.0), 0), pieces)
 
 
 @gluon.jit

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from fusednorm.backends.hopper.config.resident import vector_of
-from fusednorm.backends.hopper.config.slabs import SlabsConfig, shape, span, spread
+from fusednorm.backends.hopper.config.slabs import SlabsConfig, span, spread
 from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.kernels.slabs import slabs_forward
 from fusednorm.backends.hopper.kernels.slabs_backward import slabs_backward
@@ -33,8 +32,7 @@ class Slabs(InChunks):
         place = spread(problem, config, processors)
         assert place is not None
         super().__init__(problem, config, place, place.bands)
-        self.place, self.groups = place, problem.view.groups // place.bands
-        self.positions = shape(problem)[1]
+        self.place = place
 
     def numbers(self, *layouts: Layout) -> tuple[int, ...]:
         """Sizes, strides of tensors with these layouts, and where slabs are."""
@@ -42,17 +40,18 @@ class Slabs(InChunks):
         steps = (step // vector for layout in layouts for step in (layout.sample, layout.spatial))
         place = self.place
         return (
-            self.positions, view.group_channels, view.channels, *steps, place.held, self.groups, place.bands,
-            *self.walk,
+            view.spatial, view.group_channels, view.channels, *steps, place.held, place.groups, place.bands, *self.walk,
         )  # fmt: skip
 
     @property
     def constants(self) -> dict[str, Any]:
-        place, warps, groups = self.place, self.config.warps, power_of_two(self.groups)
+        place, view, warps = self.place, self.problem.view, self.config.warps
+        groups = power_of_two(place.groups)
         led = warps * 32 * READ // power_of_two(place.parts)
         return {
-            "EVEN": self.positions % place.rows == 0, "FULL": place.held == place.lanes, "SPAN": span(self.problem),
-            "LANES": place.lanes, "GROUPS": groups, "LED": max(1, min(led, warps, groups)), **super().constants,
+            "EVEN": view.spatial % place.rows == 0, "FULL": place.held == place.lanes, "SPAN": span(self.problem),
+            "LANES": place.lanes, "GROUPS": groups, "ALONE": span(self.problem) == view.group_channels,
+            "LEAD": place.leads, "LED": max(1, min(led, warps, groups)), **super().constants,
         }  # fmt: skip
 
 
@@ -92,8 +91,7 @@ class SlabsBackward(Slabs, SummedBackward):
         Slabs.__init__(self, problem, config, processors)
         output, grad = problem.output_layout, problem.grad_layout
         assert output is not None and grad is not None
-        view = replace(problem.view, samples=shape(problem)[0], spatial=self.positions)
-        SummedBackward.__init__(self, PartialsShape(view, self.place.parts, 0, last=True, per_batch=False))
+        SummedBackward.__init__(self, PartialsShape(problem.view, self.place.parts, 0, last=True, per_batch=False))
         scalars = (
             *self.numbers(problem.layout, grad, output), self.partials.total, 1.0 / problem.reduced,
             self.activation_parameter,
@@ -101,8 +99,6 @@ class SlabsBackward(Slabs, SummedBackward):
         _, derivative = activation(name_of(problem), problem.dtype)
         constants = {
             "DERIVATIVE": derivative, **self.alpha, **self.constants, "SMOOTH": problem.norm.smooth,
-            "LEAD": self.place.lag > 1 or power_of_two(self.groups) * power_of_two(self.place.parts) > 1024,
-            "ALONE": span(problem) == problem.view.group_channels,
         }  # fmt: skip
         self.launch = self.launch_of(slabs_backward, scalars, constants)
 
