@@ -53,9 +53,11 @@ class SlabsSpread(Chunks):
         return power_of_two(self.groups) * power_of_two(self.parts) > MOST_READ
 
 
-def scratch(problem: Problem, config: SlabsConfig, lanes: int) -> int:
-    """Shared memory in which a block adds up: two numbers of each channel for each warp, backward."""
-    return 8 * config.warps * lanes * vector_of(problem) if problem.backward else SCRATCH_BYTES
+def scratch(problem: Problem, config: SlabsConfig) -> int:
+    """Shared memory in which the threads of a block add up numbers of each piece of their vectors or, backward, of each
+    channel."""
+    vector = vector_of(problem)
+    return max(SCRATCH_BYTES, 4 * 32 * config.warps * (vector if problem.backward else vector // span(problem)))
 
 
 def span(problem: Problem) -> int:
@@ -92,7 +94,7 @@ def spread(problem: Problem, config: SlabsConfig, processors: int) -> SlabsSprea
         processors,
         tensors=2 if problem.backward else 1,
         least=1,
-        scratch=scratch(problem, config, lanes),
+        scratch=scratch(problem, config),
     )
     groups = view.groups // bands
     return None if found is None else SlabsSpread(**asdict(found), held=held, bands=bands, rows=rows, groups=groups)

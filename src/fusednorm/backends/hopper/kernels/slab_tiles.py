@@ -160,6 +160,15 @@ def mask_of_rows(places, first, end, o_words):
 
 
 @gluon.jit
+def copy_rows(p_slot, p_words, places, o_words, FULL: gl.constexpr):
+    """Begin to copy a tile all of whose positions are there."""
+    if FULL:
+        async_load(p_slot, p_words)
+    else:
+        async_load(p_slot, p_words, mask=places.m_lane[:, :, None] & (o_words >= 0))
+
+
+@gluon.jit
 def begin_copy(
     p_slot, p_x, places, slab, part, sample_step, row_step, o_words,
     PLACE: gl.constexpr, TILES: gl.constexpr, ROWS: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr,
@@ -168,11 +177,32 @@ def begin_copy(
     if slab < places.slabs:
         first = (part * TILES + PLACE) * ROWS
         p_words = words_of_rows(p_x, places, slab, first, sample_step, row_step, o_words)
-        if EVEN and FULL:
-            async_load(p_slot, p_words)
+        if EVEN:
+            copy_rows(p_slot, p_words, places, o_words, FULL)
+        elif places.positions - first >= ROWS:  # noqa: SIM114 -- the first condition is one of the compiler
+            copy_rows(p_slot, p_words, places, o_words, FULL)
         else:
-            mask = mask_of_rows(places, first, places.positions, o_words)
-            async_load(p_slot, p_words, mask=mask)
+            async_load(p_slot, p_words, mask=mask_of_rows(places, first, places.positions, o_words))
+
+
+@gluon.jit
+def store_full_rows(p_words, b_words, places, o_words, FULL: gl.constexpr):
+    """Store a tile all of whose positions are there."""
+    if FULL:
+        gl.store(p_words, b_words)
+    else:
+        gl.store(p_words, b_words, mask=places.m_lane[:, :, None] & (o_words >= 0))
+
+
+@gluon.jit
+def store_rows(p_words, b_words, places, first, o_words, ROWS: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr):
+    """Store the words of the tile that begins at position ``first``."""
+    if EVEN:
+        store_full_rows(p_words, b_words, places, o_words, FULL)
+    elif places.positions - first >= ROWS:  # noqa: SIM114 -- the first condition is one of the compiler
+        store_full_rows(p_words, b_words, places, o_words, FULL)
+    else:
+        gl.store(p_words, b_words, mask=mask_of_rows(places, first, places.positions, o_words))
 
 
 @gluon.jit

@@ -32,10 +32,20 @@ from fusednorm.backends.hopper.kernels.slab_tiles import (
     products_of_repeats,
     rows_of,
     sides_layout,
+    store_rows,
     sums_layout,
     words_of_rows,
 )
 from fusednorm.private.gluon_names import commit_group, gl, gluon, wait_group
+
+
+@gluon.jit
+def moments_of_tile(b_x, elements: gl.constexpr, threads: gl.constexpr, PIECES: gl.constexpr):
+    """Mean and M2 of each thread's elements of a piece, all of which are there."""
+    each: gl.constexpr = b_x.shape[0] * b_x.shape[2] // PIECES
+    b_mean = pieces_of(gl.sum(b_x, 0), threads, PIECES) * (1.0 / each)
+    b_x -= elements_of(b_mean, elements, b_x.shape[2])[None, :, :]
+    return b_mean, pieces_of(products_of_repeats(b_x, b_x, elements), threads, PIECES)
 
 
 @gluon.jit
@@ -196,9 +206,7 @@ def slabs_forward(
                         gl.store(p_words, b_sum, mask=mask_of_rows(places, first, positions, o_stored))
                     b_x = values_of(b_sum, VALUES, DTYPE)
                 if EVEN:
-                    b_mean = pieces_of(gl.sum(b_x, 0), OF_THREADS, PIECES) * (1.0 / EACH)
-                    b_x -= elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :]
-                    b_m2 = pieces_of(products_of_repeats(b_x, b_x, ELEMENTS), OF_THREADS, PIECES)
+                    b_mean, b_m2 = moments_of_tile(b_x, ELEMENTS, OF_THREADS, PIECES)
                     if place == 0:
                         mean, m2 = b_mean, b_m2
                     else:
@@ -206,14 +214,19 @@ def slabs_forward(
                         m2 += b_m2 + distance * distance * (EACH * place / (place + 1))
                         mean += distance * (1 / (place + 1))
                 else:
-                    b_held = o_summed < positions - (summed_part * TILES + place) * ROWS
-                    b_count = gl.sum(b_held.to(gl.float32), 0) * SPAN
-                    b_count = gl.convert_layout(b_count, gl.SliceLayout(1, OF_THREADS), assert_trivial=True)[:, None]
-                    b_held = b_held[:, :, None]
-                    b_sum = pieces_of(gl.sum(gl.where(b_held, b_x, 0.0), 0), OF_THREADS, PIECES)
-                    b_mean = mean_of(b_sum, gl.maximum(b_count, 1.0))
-                    b_x = gl.where(b_held, b_x - elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :], 0.0)
-                    b_m2 = pieces_of(products_of_repeats(b_x, b_x, ELEMENTS), OF_THREADS, PIECES)
+                    left = positions - (summed_part * TILES + place) * ROWS
+                    if left >= ROWS:
+                        b_mean, b_m2 = moments_of_tile(b_x, ELEMENTS, OF_THREADS, PIECES)
+                        b_count = gl.zeros([THREADS, 1], gl.float32, OF_THREADS) + EACH
+                    else:
+                        b_held = o_summed < left
+                        b_count = gl.sum(b_held.to(gl.float32), 0) * SPAN
+                        b_count = gl.convert_layout(b_count, gl.SliceLayout(1, OF_THREADS), assert_trivial=True)
+                        b_count, b_held = b_count[:, None], b_held[:, :, None]
+                        b_sum = pieces_of(gl.sum(gl.where(b_held, b_x, 0.0), 0), OF_THREADS, PIECES)
+                        b_mean = mean_of(b_sum, gl.maximum(b_count, 1.0))
+                        b_x = gl.where(b_held, b_x - elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :], 0.0)
+                        b_m2 = pieces_of(products_of_repeats(b_x, b_x, ELEMENTS), OF_THREADS, PIECES)
                     if place == 0:
                         mean, m2, count = b_mean, b_m2, b_count
                     else:
@@ -300,10 +313,7 @@ def slabs_forward(
                     )  # fmt: skip
                     commit_group()
                 p_words = words_of_rows(p_y, places, due_slab, first, y_sample, y_row, o_stored)
-                if EVEN and FULL:
-                    gl.store(p_words, b_y)
-                else:
-                    gl.store(p_words, b_y, mask=mask_of_rows(places, first, positions, o_stored))
+                store_rows(p_words, b_y, places, first, o_stored, ROWS, EVEN, FULL)
         else:
             if MORE:
                 slab, part = claimed(p_claims, summed_slab, slabs, parts, blocks)

@@ -19,7 +19,6 @@ from fusednorm.backends.hopper.kernels.slab_tiles import (
     affine_of_slab,
     begin_copy,
     elements_of,
-    mask_of_rows,
     merge_layout,
     of_pieces,
     of_threads,
@@ -27,6 +26,7 @@ from fusednorm.backends.hopper.kernels.slab_tiles import (
     products_of_repeats,
     rows_of,
     sides_layout,
+    store_rows,
     sum_of_threads,
     sums_layout,
     words_of_rows,
@@ -180,8 +180,9 @@ def slabs_backward(
                 b_dy = values_of(grad_slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
                 b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, b_gain, b_offset), alpha)
                 if SMOOTH and not EVEN:  # a slope far from 0 may be no number, and no number times 0 is none
-                    b_there = o_summed < positions - (summed_part * TILES + place) * ROWS
-                    b_dz = gl.where(b_there[:, :, None], b_dz, 0.0)
+                    left = positions - (summed_part * TILES + place) * ROWS
+                    if left < ROWS:
+                        b_dz = gl.where((o_summed < left)[:, :, None], b_dz, 0.0)
                 tile_p, tile_q = gl.sum(b_dz, 0), products_of_repeats(b_dz, b_centred, ELEMENTS)
                 if place == 0:
                     b_p, b_q = tile_p, tile_q
@@ -258,10 +259,7 @@ def slabs_backward(
                         o_x, o_dy, place, TILES, ROWS, EVEN, FULL,
                     )  # fmt: skip
                 p_words = words_of_rows(p_dx, places, due_slab, first, dx_sample, dx_row, o_dx)
-                if EVEN and FULL:
-                    gl.store(p_words, b_dx)
-                else:
-                    gl.store(p_words, b_dx, mask=mask_of_rows(places, first, positions, o_dx))
+                store_rows(p_words, b_dx, places, first, o_dx, ROWS, EVEN, FULL)
         else:
             if MORE:
                 slab, part = claimed(p_claims, summed_slab, slabs, parts, blocks)
