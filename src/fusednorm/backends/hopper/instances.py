@@ -26,7 +26,7 @@ from fusednorm.backends.hopper.config.row_parts import RowPartsConfig, row_parts
 from fusednorm.backends.hopper.config.row_parts import configs as row_parts_configs
 from fusednorm.backends.hopper.config.rows import RowsConfig, rows_for
 from fusednorm.backends.hopper.config.rows import configs as rows_configs
-from fusednorm.backends.hopper.config.slabs import MOST_MERGED, SlabsConfig, merged, slabs_for, span
+from fusednorm.backends.hopper.config.slabs import SlabsConfig, slabs_for, span
 from fusednorm.backends.hopper.config.slabs import configs as slabs_configs
 from fusednorm.backends.hopper.config.slabs import spread as slabs_spread
 from fusednorm.backends.triton import instances as triton
@@ -34,6 +34,8 @@ from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes, stores_dz
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
 
+#: Numbers of a slab's groups that leaders merge, at most.
+MOST_MERGED = 6000
 #: The least input, in bytes, whose chunks take several waves.
 LEAST_BYTES = 30 << 20
 #: Bytes of batch_norm's planes that are short, of elements of 16 bits, and the tiles of a chunk that are few.
@@ -400,21 +402,24 @@ INSTANCES = (RESIDENT, SLABS, COLUMNS, ROWS, ROW_PARTS)
 
 def _suits_slabs(problem: Problem) -> bool:
     """Whether slabs are faster in one read: where all threads have channels, and pieces are halves of vectors or more,
-    32x512x64x64 in bf16 takes 82 us, and 107 in two reads; 16x320x64x64, pieces of 2 channels and 10 lanes of 16, 52
-    and 36. Nor with arithmetic that hides a second read: 86x128x56x43 in 32 groups in bf16 with gelu took 64, and 47.
-    Nor where blocks merge too many partials: 4x128x300x300 in 32 groups in bf16, 5632 of them, took 127, and 72. In 32
-    bits halves of vectors are too little: (20, 64, 80, 80) in 32 groups with silu took 33, and 28, (20, 64, 100, 100)
-    47 and 41, (20, 32, 120, 120) in 16 35 and 30."""
+    or channels; 32x512x64x64 in bf16 takes 79 us, and 107 in two reads; 16x320x64x64, pieces of 2 channels and 10 lanes
+    of 16, 41 and 35. In 32 bits halves of vectors are too little: (20, 64, 80, 80) in 32 groups with silu took 33, and
+    28, (20, 64, 100, 100) 47 and 41, (20, 32, 120, 120) in 16 35 and 30. Nor with arithmetic that hides a second read:
+    86x128x56x43 in 32 groups in bf16 with gelu took 64, and 47."""
     if _dear(problem):
         return False
     config = slabs_for(problem, processors())
     assert config is not None
     place = slabs_spread(problem, config, processors())
     assert place is not None
-    if merged(problem, place) > MOST_MERGED:
+    if place.held & (place.held - 1):
+        return False
+    if problem.view.group_channels == 1:
+        return not place.leads
+    if place.leads and place.parts * place.groups > MOST_MERGED:
         return False
     halves = 2 if DTYPE_BYTES[problem.dtype] == 2 else 1
-    return place.held & (place.held - 1) == 0 and halves * span(problem) >= vector_of(problem)
+    return halves * span(problem) >= vector_of(problem)
 
 
 def _suits_rows(problem: Problem) -> bool:
@@ -489,7 +494,7 @@ def choose(problem: Problem) -> Instance | None:
     if chosen is triton.ROWS and problem.reduced <= MOST_STEPPED:
         return None
     if SLABS.supports(problem) is None:
-        return SLABS if _suits_slabs(problem) and not problem.backward else None
+        return SLABS if _suits_slabs(problem) else None
     if RESIDENT.supports(problem) is not None:
         return None
     config = resident_for(problem, processors())

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import gcd, lcm
+from typing import NamedTuple
 
 from fusednorm.backends.hopper.config.resident import ASKED, SCRATCH_BYTES, Chunks, ResidentConfig, chunks_of, vector_of
 from fusednorm.backends.triton.runs import power_of_two
@@ -15,14 +16,9 @@ from fusednorm.problem import Problem
 LANES = (16, 8, 32, 64, 4)
 #: The most groups of a slab.
 MOST_GROUPS = 64
-#: Numbers of a slab's groups that each block reads itself.
+#: Numbers of a slab's groups that each block reads itself; of more, leaders merge them: the backward of (1, 512, 256,
+#: 256) in 32 groups in bf16 with silu takes 85 us with leaders, and 96 where each block reads 1024.
 MOST_READ = 512
-#: Partials of a slab's groups, all of which each of its blocks merges: 9x128x32x32x32 in 32 groups in bf16 takes 84 us
-#: with 8192 of them, and 63 in slabs half as wide with 2048.
-MOST_MERGED = 4096
-#: Chunks of a slab up to which many small blocks are fastest: (8, 128, 256, 256) in 32 groups in bf16 with silu takes
-#: 144 us with 512 chunks of lines of 128 bytes, nearly as many as there are blocks, and 97 with 256 on half of these.
-FEW_PARTS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +44,14 @@ class SlabsSpread(Chunks):
         return power_of_two(self.held)
 
     @property
+    def read(self) -> int:
+        """The numbers of a slab's groups that a block reads without leaders."""
+        return power_of_two(self.groups) * power_of_two(self.parts)
+
+    @property
     def leads(self) -> bool:
-        """Whether leaders merge what all blocks publish; else each block merges the numbers of its slab."""
-        return power_of_two(self.groups) * power_of_two(self.parts) > MOST_READ
+        """Whether leaders merge what all blocks publish."""
+        return self.read > MOST_READ
 
 
 def scratch(problem: Problem, config: SlabsConfig) -> int:
@@ -121,34 +122,69 @@ def configs(problem: Problem, processors: int) -> list[SlabsConfig]:
     return list(found.values())
 
 
+class Limits(NamedTuple):
+    """Which problems a configuration is for: chunks of a slab, as a share of the blocks, at most; numbers that a block
+    reads at most; and the share of their chunks that slabs fill at least."""
+
+    parts: float = 1.0
+    read: int = 1 << 30
+    filled: float = 0.0
+
+    def hold(self, problem: Problem, place: SlabsSpread) -> bool:
+        filled = problem.view.spatial / (place.parts * place.rows)
+        return place.parts <= self.parts * place.blocks and place.read <= self.read and filled >= self.filled
+
+
+#: Configurations in the order in which they are tried. Blocks that read all numbers of a slab themselves are fastest:
+#: (16, 256, 64, 64) in 32 groups in fp16 takes 21.7 us so, in full chunks of lines of 128 bytes, and 23.6 with leaders
+#: and lines of 256. Of slabs of more chunks long lines are: (32, 256, 56, 56) in bf16 with silu takes 35.7 us, and 37.7
+#: with lines of 128 bytes, (10, 128, 16384) in fp32 47.4 and 53.0. Of more chunks than that lines of 128 bytes leave
+#: fewer to a slab.
+FORWARD = (
+    (SlabsConfig(512, 4, 4, 1, 3, 8), Limits(1 / 6, 256, 0.97)),
+    (SlabsConfig(512, 4, 2, 2, 4, 16), Limits(0.15)),
+    (SlabsConfig(512, 4, 3, 2, 3, 16), Limits(0.5)),
+    (SlabsConfig(512, 4, 3, 2, 3, 8), Limits()),
+    *((SlabsConfig(512, 4, 4, 2, 2, lanes), Limits()) for lanes in LANES[:4]),
+    *((SlabsConfig(512, 4, 4, 1, 3, lanes), Limits()) for lanes in LANES[:2]),
+)
+#: The same where each channel is a group, whose numbers take registers.
+FORWARD_OF_CHANNELS = (
+    (SlabsConfig(512, 4, 4, 1, 3, 8), Limits(1.0, MOST_READ, 0.97)),
+    (SlabsConfig(512, 4, 3, 1, 4, 4), Limits(1.0, MOST_READ, 0.85)),
+    (SlabsConfig(512, 4, 2, 2, 4, 8), Limits(1.0, MOST_READ)),
+    (SlabsConfig(512, 4, 2, 2, 4, 4), Limits()),
+)
+#: With a tensor added before the norm, whose words take registers: x + h of (16, 256, 128, 128) in bf16, with s kept,
+#: takes 155 us so, and 164 in chunks twice as large, in two reads 178.
+FORWARD_OF_SUMS = ((SlabsConfig(512, 4, 2, 2, 3, 16), Limits()), *FORWARD)
+#: Backward: (16, 256, 64, 64) in 32 groups in fp16 takes 36 us in tiles of 16 KB, and 39 in tiles of 8 KB; but (2, 512,
+#: 128, 128) in bf16 with silu, of which a slab has a third as many chunks as there are blocks, more than 50 and 47.
+BACKWARD = (
+    (SlabsConfig(1024, 4, 1, 1, 3, 8), Limits(0.2, MOST_READ, 1.0)),
+    (SlabsConfig(512, 4, 1, 2, 4, 8), Limits(0.5)),
+    (SlabsConfig(512, 2, 1, 2, 4, 8), Limits()),
+    (SlabsConfig(512, 2, 1, 2, 4, 4), Limits()),
+)
+BACKWARD_OF_CHANNELS = (
+    (SlabsConfig(1024, 4, 1, 1, 3, 8), Limits(1.0, 256, 1.0)),
+    (SlabsConfig(512, 2, 1, 1, 4, 4), Limits(1.0, MOST_READ)),
+    (SlabsConfig(512, 2, 1, 2, 4, 4), Limits()),
+)
+
+
 @lru_cache(ASKED)
 def slabs_for(problem: Problem, processors: int) -> SlabsConfig | None:
-    """The default: lines of 256 bytes on four blocks to a multiprocessor, where slabs do not have too many chunks for
-    that: (32, 512, 64, 64) in 32 groups in bf16 with silu takes 82 us so, and 91 one wave behind; else lines of 128
-    bytes on three, (1, 512, 256, 256) 48, and 50 on two; else chunks as long as slabs need to fit the chip; None where
-    none fits. With a tensor added before the norm, fewer blocks: x + h of (16, 256, 128, 128) in bf16, with s kept,
-    takes 155 us, and 164 in chunks twice as large, in two reads 178."""
-    added = problem.added
+    """The default: the first configuration whose limits hold; None where no slab fits the chip."""
+    alone = problem.view.group_channels == 1
     if problem.backward:
-        order = [SlabsConfig(512, 2, 1, 1, 6, lanes) for lanes in (16, 8, 4)]
-        order += [SlabsConfig(1024, 4, tiles, 1, 2, lanes) for tiles in (1, 2) for lanes in (8, 4)]
-        return next((config for config in order if spread(problem, config, processors) is not None), None)
-    if added is not None and added.pre_layout is not None:
-        small = SlabsConfig(512, 4, 2, 2, 3, LANES[0])
-        if spread(problem, small, processors) is not None:
-            return small
-    few = SlabsConfig(512, 4, 2, 2, 4, LANES[0])
-    place = spread(problem, few, processors)
-    if place is not None and place.parts <= FEW_PARTS and merged(problem, place) <= MOST_MERGED:
-        return few
-    order = [SlabsConfig(512, 4, 3, 2, 3, LANES[1])]
-    order += [SlabsConfig(512, 4, 4, 2, 2, lanes) for lanes in LANES]
-    order += [SlabsConfig(512, 4, 4, 1, 3, lanes) for lanes in LANES[:2]]
-    found = [(config, place) for config in order if (place := spread(problem, config, processors)) is not None]
-    light = (config for config, place in found if merged(problem, place) <= MOST_MERGED)
-    return next(light, found[0][0] if found else None)
-
-
-def merged(problem: Problem, place: SlabsSpread) -> int:
-    """The partials that a block merges: those of all groups of its slab."""
-    return place.parts * place.held * vector_of(problem) // problem.view.group_channels
+        order = BACKWARD_OF_CHANNELS if alone else BACKWARD
+    elif problem.added is not None and problem.added.pre_layout is not None:
+        order = FORWARD_OF_SUMS
+    else:
+        order = FORWARD_OF_CHANNELS if alone else FORWARD
+    for config, limits in order:
+        place = spread(problem, config, processors)
+        if place is not None and limits.hold(problem, place):
+            return config
+    return None

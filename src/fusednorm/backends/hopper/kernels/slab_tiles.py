@@ -177,9 +177,9 @@ def begin_copy(
     if slab < places.slabs:
         first = (part * TILES + PLACE) * ROWS
         p_words = words_of_rows(p_x, places, slab, first, sample_step, row_step, o_words)
-        if EVEN:
+        if EVEN:  # noqa: SIM114 -- known to the compiler, the next one is not
             copy_rows(p_slot, p_words, places, o_words, FULL)
-        elif places.positions - first >= ROWS:  # noqa: SIM114 -- the first condition is one of the compiler
+        elif places.positions - first >= ROWS:
             copy_rows(p_slot, p_words, places, o_words, FULL)
         else:
             async_load(p_slot, p_words, mask=mask_of_rows(places, first, places.positions, o_words))
@@ -197,9 +197,9 @@ def store_full_rows(p_words, b_words, places, o_words, FULL: gl.constexpr):
 @gluon.jit
 def store_rows(p_words, b_words, places, first, o_words, ROWS: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr):
     """Store the words of the tile that begins at position ``first``."""
-    if EVEN:
+    if EVEN:  # noqa: SIM114 -- known to the compiler, the next one is not
         store_full_rows(p_words, b_words, places, o_words, FULL)
-    elif places.positions - first >= ROWS:  # noqa: SIM114 -- the first condition is one of the compiler
+    elif places.positions - first >= ROWS:
         store_full_rows(p_words, b_words, places, o_words, FULL)
     else:
         gl.store(p_words, b_words, mask=mask_of_rows(places, first, places.positions, o_words))
