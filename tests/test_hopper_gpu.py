@@ -150,7 +150,9 @@ def test_every_configuration_gives_the_result_of_the_first(workload: Workload) -
 
 
 @pytest.mark.parametrize(
-    "workload", WORKLOADS[1:4] + BATCHES[2:3] + SHIFTED[1:3] + SHIFTED[8:10], ids=lambda workload: workload.key
+    "workload",
+    WORKLOADS[1:4] + BATCHES[2:3] + SHIFTED[1:3] + SHIFTED[8:10] + SLAB_WORKLOADS[:2] + SLAB_WORKLOADS[4:5],
+    ids=lambda workload: workload.key,
 )
 def test_every_configuration_of_a_backward_gives_the_result_of_the_first(workload: Workload) -> None:
     workload = replace(workload, dtype="float32", activation="silu")
@@ -162,11 +164,12 @@ def test_every_configuration_of_a_backward_gives_the_result_of_the_first(workloa
         inputs.shift,
     )  # fmt: skip
     problem = problem_of_workload("backward", workload, inputs)
-    configs = RESIDENT.configs(problem)
+    instance = SLABS if workload.layout == "nhwc" else RESIDENT
+    configs: Sequence[Any] = instance.configs(problem)
     assert len({(one.vectors, one.tiles) for one in configs}) > 3
-    expected = RESIDENT.plan(problem)(given, EVERYTHING)
+    expected = instance.plan(problem)(given, EVERYTHING)
     for config in configs[1:][:: max(1, len(configs) // 12)]:
-        found = RESIDENT.plan(problem, config)(given, EVERYTHING)
+        found = instance.plan(problem, config)(given, EVERYTHING)
         for name in ("input", "weight", "bias", "scale", "shift"):
             if getattr(expected, name) is not None:
                 torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
@@ -177,9 +180,9 @@ def _call(shape: tuple[int, ...], groups: int, last: bool = False) -> Callable[[
     x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format).requires_grad_()
     weight, bias = (torch.randn(shape[1], device="cuda", requires_grad=True) for _ in range(2))
-    for direction, name in (("forward", SLABS.name if last else NAME), ("backward", "triton.tiles" if last else NAME)):
+    for direction in ("forward", "backward"):
         found = fusednorm.explain(fusednorm.group_norm, x, groups, weight, bias, activation="silu", direction=direction)
-        assert found.instance == name
+        assert found.instance == (SLABS.name if last else NAME)
 
     def call() -> Tensor:
         output = fusednorm.group_norm(x, groups, weight, bias, activation="silu")

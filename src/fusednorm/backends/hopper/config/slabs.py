@@ -162,7 +162,7 @@ FORWARD_OF_SUMS = ((SlabsConfig(512, 4, 2, 2, 3, 16), Limits()), *FORWARD)
 #: 128, 128) in bf16 with silu, of which a slab has a third as many chunks as there are blocks, more than 50 and 47.
 BACKWARD = (
     (SlabsConfig(1024, 4, 1, 1, 3, 8), Limits(0.2, MOST_READ, 1.0)),
-    (SlabsConfig(512, 4, 1, 2, 4, 8), Limits(0.5)),
+    (SlabsConfig(512, 4, 1, 2, 4, 8), Limits(0.7)),
     (SlabsConfig(512, 2, 1, 2, 4, 8), Limits()),
     (SlabsConfig(512, 2, 1, 2, 4, 4), Limits()),
 )
