@@ -26,6 +26,7 @@ from fusednorm.backends.hopper.config.resident import (  # noqa: E402
     magic,
     resident_for,
     spread,
+    vector_of,
 )
 from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
 from fusednorm.backends.hopper.plans.columns import ColumnsBackward, ColumnsForward  # noqa: E402
@@ -37,7 +38,7 @@ from fusednorm.backends.hopper.plans.resident import (  # noqa: E402
 )
 from fusednorm.backends.hopper.plans.row_parts import RowPartsBackward  # noqa: E402
 from fusednorm.backends.hopper.plans.rows import RowsBackward  # noqa: E402
-from fusednorm.backends.hopper.plans.slabs import SlabsForward, SlabsSumForward  # noqa: E402
+from fusednorm.backends.hopper.plans.slabs import SlabsBackward, SlabsForward, SlabsSumForward  # noqa: E402
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
 from fusednorm.backends.triton.launch import Launch  # noqa: E402
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward  # noqa: E402
@@ -302,9 +303,9 @@ def test_a_unit_that_the_chip_cannot_hold_has_no_configuration() -> None:
 @pytest.mark.parametrize(
     ("shape", "groups", "held", "lag", "parts"),
     [
-        ((32, 512, 64, 64), 32, 16, 2, 64), ((1, 512, 256, 256), 32, 8, 2, 342), ((4, 256, 128, 128), 32, 16, 2, 256),
-        ((8, 128, 256, 256), 32, 8, 2, 256), ((16, 320, 64, 64), 32, 10, 2, 64), ((16, 1920, 40, 40), 32, 15, 2, 25),
-        ((2, 384, 9, 7), 1, 48, 1, 2), ((3, 72, 31, 33), 72, 3, 1, 3),
+        ((32, 512, 64, 64), 32, 8, 1, 16), ((1, 512, 256, 256), 32, 8, 2, 342), ((4, 256, 128, 128), 32, 16, 2, 171),
+        ((8, 128, 256, 256), 32, 8, 2, 342), ((16, 320, 64, 64), 32, 5, 1, 16), ((16, 1920, 40, 40), 32, 15, 2, 25),
+        ((2, 384, 9, 7), 1, 48, 1, 2), ((3, 72, 31, 33), 72, 3, 1, 2),
     ],
 )  # fmt: skip
 def test_a_slab_has_whole_groups_and_its_chunks_cover_it_once(
@@ -313,23 +314,39 @@ def test_a_slab_has_whole_groups_and_its_chunks_cover_it_once(
     problem = problem_of(shape, groups, last=True)
     default = slabs.slabs_for(problem, PROCESSORS)
     assert default is not None
-    assert slabs.configs(problem, PROCESSORS)[0] == default
     place = slabs.spread(problem, default, PROCESSORS)
     assert place is not None
     assert (place.held, place.lag, place.parts) == (held, lag, parts)
+    check_slabs(problem)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((32, 512, 64, 64), 32), ((1, 512, 256, 256), 32), ((8, 128, 100, 150), 128), ((16, 1920, 40, 40), 32),
+     ((2, 192, 9, 7), 1), ((3, 72, 31, 33), 72)],
+)  # fmt: skip
+def test_slabs_of_a_backward_hold_two_tensors(shape: tuple[int, ...], groups: int, dtype: torch.dtype) -> None:
+    check_slabs(problem_of(shape, groups, dtype, last=True, backward=True))
+
+
+def check_slabs(problem: Problem) -> None:
+    """All configurations of slabs, of which the first is the default."""
+    view, vector, tensors = problem.view, vector_of(problem), 2 if problem.backward else 1
+    assert slabs.configs(problem, PROCESSORS)[0] == slabs.slabs_for(problem, PROCESSORS)
     for candidate in slabs.configs(problem, PROCESSORS):
         place = slabs.spread(problem, candidate, PROCESSORS)
         assert place is not None
         assert place.held <= candidate.lanes
-        assert place.held * 8 * place.bands == shape[1]
-        assert place.held * 8 % (shape[1] // groups) == 0
+        assert place.held * vector * place.bands == view.channels
+        assert place.held * vector == place.groups * view.group_channels
         assert (place.parts - 1) * place.rows < problem.view.spatial <= place.parts * place.rows
-        chunks = shape[0] * place.bands * place.parts
+        chunks = view.samples * place.bands * place.parts
         assert (place.waves - 1) * place.blocks < chunks <= place.waves * place.blocks
         assert place.parts <= place.blocks
         assert place.lag > 0  # a leader's numbers are awaited behind the next sums
-        slots = (place.lag + 1) * candidate.tiles * candidate.vectors * 16
-        assert candidate.blocks * (slots + config.SCRATCH_BYTES + config.DRIVER_BYTES) <= 228 << 10
+        slots = tensors * (place.lag + 1) * candidate.tiles * candidate.vectors * 16
+        assert candidate.blocks * (slots + slabs.scratch(problem, candidate) + config.DRIVER_BYTES) <= 228 << 10
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 32, 100, 511, 8125])
@@ -430,22 +447,34 @@ def test_each_chunk_of_a_slab_has_packets_for_each_group_and_a_leader_for_its_ow
     problem = problem_of((32, 512, 64, 64), last=True)
     default = slabs.slabs_for(problem, PROCESSORS)
     assert default is not None
-    assert SlabsForward(problem, default, PROCESSORS).words == 32 * 32 * (64 + 1) + 1
+    assert SlabsForward(problem, default, PROCESSORS).words == 32 * 32 * (16 + 1) + 1
 
 
-def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
-    for shape, lanes, partials in (
-        ((9, 128, 128, 256), 8, 171 * 16),
-        ((32, 512, 64, 64), 16, 64 * 8),
-        ((16, 128, 128, 128), 8, 86 * 16),  # with 16 lanes 256 chunks of 32 groups
-        ((4, 512, 160, 160), 8, 134 * 4),  # with 16 lanes 400 chunks
-    ):
-        problem = problem_of(shape, last=True)
-        chosen = slabs.slabs_for(problem, PROCESSORS)
-        assert chosen is not None
-        place = slabs.spread(problem, chosen, PROCESSORS)
-        assert place is not None
-        assert (chosen.lanes, slabs.merged(problem, place)) == (lanes, partials)
+@pytest.mark.parametrize(
+    ("problem", "lanes", "parts", "leads"),
+    [
+        (problem_of((32, 512, 64, 64), last=True), 8, 16, False),
+        (problem_of((32, 256, 56, 56), last=True), 16, 49, True),  # with 8 lanes chunks would not be full
+        (problem_of((16, 128, 128, 128), last=True), 16, 171, True),
+        (problem_of((4, 512, 160, 160), last=True), 8, 134, True),  # with 16 lanes 267 chunks of 396 blocks
+        (problem_of((54, 960, 26, 26), 960, last=True), 4, 2, False),
+        (problem_of((30, 256, 32, 32), 256, torch.float32, last=True), 8, 4, False),
+        (problem_of((32, 512, 64, 64), last=True, backward=True), 8, 32, False),
+        (problem_of((32, 256, 56, 56), last=True, backward=True), 8, 49, False),
+        (problem_of((1, 512, 256, 256), last=True, backward=True), 4, 512, True),
+        (problem_of((64, 512, 28, 28), 512, last=True, backward=True), 4, 7, False),
+        (problem_of((40, 512, 50, 50), 512, last=True, backward=True), 4, 20, True),  # 32 x 32 numbers
+    ],
+)
+def test_which_slabs_have_leaders(problem: Problem, lanes: int, parts: int, leads: bool) -> None:
+    chosen = slabs.slabs_for(problem, PROCESSORS)
+    assert chosen is not None
+    place = slabs.spread(problem, chosen, PROCESSORS)
+    assert place is not None
+    assert (chosen.lanes, place.parts, place.leads) == (lanes, parts, leads)
+    plan: Any = (SlabsBackward if problem.backward else SlabsForward)(problem, chosen, PROCESSORS)
+    assert plan.launch.constants["LEAD"] is leads
+    assert plan.launch.constants["ALONE"] is (problem.view.group_channels == slabs.span(problem))
 
 
 # --- what is chosen ---
@@ -485,9 +514,16 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (problem_of((8, 64, 256, 256), 64, last=True), "triton.tiles"),
         (problem_of((1, 512, 128, 128), last=True), "triton.tiles"),
         (problem_of((1, 512, 512, 512), last=True), "triton.tiles"),
-        (problem_of((8, 128, 256, 256), last=True, backward=True), "triton.tiles"),
+        (problem_of((8, 128, 256, 256), last=True, backward=True), "hopper.slabs"),
+        (problem_of((8, 128, 256, 256), activation="gelu", last=True, backward=True), "triton.tiles"),
+        (problem_of((16, 320, 64, 64), last=True, backward=True), "triton.tiles"),  # 5 lanes of 8
+        (problem_of((24, 64, 96, 96), 1, last=True, backward=True), "triton.tiles"),  # small
+        (problem_of((64, 512, 28, 28), 512, torch.float16, "relu", last=True, backward=True), "hopper.slabs"),
+        (problem_of((64, 512, 28, 28), 512, torch.float16, "relu", last=True), "triton.tiles"),  # chunks are 77 % full
+        (problem_of((40, 512, 50, 50), 512, last=True, backward=True), "triton.tiles"),  # with leaders
+        (problem_of((40, 512, 50, 50), 512, last=True), "hopper.slabs"),
         (problem_of((86, 128, 56, 43), activation="gelu", last=True), "triton.tiles"),
-        (problem_of((4, 128, 300, 300), activation=None, last=True), "triton.tiles"),  # too many partials
+        (problem_of((4, 128, 300, 300), activation=None, last=True), "triton.tiles"),  # leaders one wave behind
         (problem_of((6, 256, 283, 283), 64, torch.float16, None, last=True), "triton.tiles"),
         (problem_of((3, 256, 250, 250), 64, torch.float16, None, last=True), "hopper.slabs"),
         (problem_of((86, 128, 56, 43), activation="relu", last=True), "hopper.slabs"),
@@ -664,8 +700,7 @@ def test_the_sums_around_a_large_norm_are_fused(problem: Problem, expected: type
     """By the instance that reads once where it can: a sum before the norm, its gradient, and what is behind the norm,
     where dz is not rounded."""
     last = problem.layout.order == "channels_last"
-    alone = "triton.tiles" if problem.backward and last else "hopper.slabs" if last else "hopper.resident"
-    assert choose(replace(problem, added=None)).name == alone
+    assert choose(replace(problem, added=None)).name == ("hopper.slabs" if last else "hopper.resident")
     assert type(dispatch._sum_plan(("a large norm", problem), problem)) is expected
     assert choose(problem, alone=False).name == "triton.tiles"
 
@@ -714,7 +749,7 @@ def test_an_unsupported_problem_is_told_why(problem: Problem, words: str) -> Non
         (added_apart(summed((2, 64, 8, 8), last=True), sample=4), "16 bytes"),
         (replace(problem_of((2, 64, 8, 8), last=True), device="cpu"), "runs on cuda"),
         (problem_of((1, 512, 512, 512), last=True), "does not fit"),
-        (problem_of((2, 64, 8, 8), last=True, backward=True), "forward"),
+        (summed((2, 64, 8, 8), last=True, backward=True), "adds nothing around the norm"),
         (replace(problem_of((2, 64, 8, 8), last=True), added=summed((2, 64, 8, 8)).added), "not neighbours"),
         (summed((2, 64, 8, 8), last=True, pre_add=(2, 64, 8, 8), pre_bias=(64,)), "adds no bias"),
     ],
@@ -1129,7 +1164,7 @@ def test_rows_in_parts_compile(problem: Problem, drop: tuple[int, ...], target: 
     assert plan.launch.programs == chosen.parts * chosen.teams
     assert plan.launch.options[REGISTERS] == chosen.registers
     assert plan.launch.constants["BIAS"] is (problem.bias_dtype is not None)
-    assert plan.words == 2 * problem.view.samples * chosen.parts
+    assert plan.words == problem.view.samples * chosen.parts
 
 
 def test_a_backward_of_parts_that_cannot_run_together_goes_to_another_instance(
@@ -1143,7 +1178,7 @@ def test_a_backward_of_parts_that_cannot_run_together_goes_to_another_instance(
 
     def refuse(*tensors: Any) -> None:
         assert tensors[4] is None  # without an activation no z is asked for, and no bias
-        assert tensors[-1].numel() == 2 * 9 * 4
+        assert tensors[-1].numel() == 9 * 4
         assert not tensors[-1].any()
         raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
 
@@ -1187,7 +1222,37 @@ def test_slabs_compile(problem: Problem, drop: tuple[int, ...], target: str) -> 
     assert "st.global.v4.b32" in text
     assert "cp.async.ca" not in text
     slots = (place.lag + 1) * chosen.tiles * chosen.vectors * 16
-    assert slots <= found.metadata.shared <= slots + config.SCRATCH_BYTES
+    assert slots <= found.metadata.shared <= slots + slabs.scratch(problem, chosen)
+    assert found.metadata.launch_cooperative_grid
+
+
+@pytest.mark.parametrize(
+    ("problem", "drop", "target"),
+    [
+        (problem_of((32, 512, 64, 64), last=True, backward=True), (5, 6), "sm_90"),
+        (problem_of((32, 256, 75, 75), 32, torch.float16, "relu", last=True, backward=True), (5, 6), "sm_90"),
+        (problem_of((9, 320, 31, 33), activation="gelu", modulated=True, last=True, backward=True), (6,), "sm_90"),
+        (problem_of((3, 128, 31, 33), 64, torch.float32, None, last=True, backward=True), (3, 4, 5, 6), "sm_100"),
+        (problem_of((9, 64, 64, 64), 64, last=True, backward=True), (5, 6, 9), "sm_90"),
+        (problem_of((1, 512, 256, 256), last=True, backward=True), (5, 6), "sm_100"),
+    ],
+    ids=["even", "uneven", "two lanes to a group", "without parameters", "channels", "leaders"],
+)
+def test_slabs_of_a_backward_compile(problem: Problem, drop: tuple[int, ...], target: str) -> None:
+    """The same of both tensors."""
+    chosen = slabs.slabs_for(problem, PROCESSORS)
+    assert chosen is not None
+    place = slabs.spread(problem, chosen, PROCESSORS)
+    assert place is not None
+    data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
+    tensors = [*[data] * 3, *[fp32] * 7, torch.empty(16, dtype=torch.int64)]
+    found = compiled_launch(SlabsBackward(problem, chosen, PROCESSORS).launch, tensors, target, drop)
+    text = found.asm["ptx"]
+    assert "cp.async.cg.shared.global" in text
+    assert "st.global.v4.b32" in text
+    assert "cp.async.ca" not in text
+    slots = 2 * (place.lag + 1) * chosen.tiles * chosen.vectors * 16
+    assert slots <= found.metadata.shared <= slots + slabs.scratch(problem, chosen)
     assert found.metadata.launch_cooperative_grid
 
 

@@ -1,5 +1,5 @@
-"""The kernels of hopper.resident without a GPU, as Python over numpy: their results and sums against fp64, each element
-stored once, nothing read or stored outside of a tensor, on spreads of units over few blocks."""
+"""The kernels of hopper.resident and hopper.slabs without a GPU, as Python over numpy: their results and sums against
+fp64, each element stored once, nothing read or stored outside of a tensor, on spreads of units over few blocks."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gluon_interpreter import TYPES, Kernels, Memory, Pointer, Value, plain, sca
 
 from fusednorm.activations import resolve
 from fusednorm.backends.hopper.config import resident as config
+from fusednorm.backends.hopper.config import slabs
 from fusednorm.backends.hopper.config.resident import ResidentConfig, spread
 from fusednorm.backends.hopper.config.slabs import SlabsConfig
 from fusednorm.backends.hopper.instances import RESIDENT, SLABS
@@ -454,10 +455,23 @@ def test_a_copy_that_is_not_awaited_has_not_arrived() -> None:
         ((9, 64, 25, 27), 16, SlabsConfig(256, 2, 1, 1, 3, 8), 8),
         ((2, 96, 17, 19), 12, SlabsConfig(128, 1, 1, 1, 4, 16), 50),  # one wave
         ((5, 24, 20, 22), 3, SlabsConfig(256, 2, 2, 2, 2, 8), 6),  # vectors that do not fill the lanes
+        ((4, 64, 20, 23), 64, SlabsConfig(256, 2, 1, 1, 4, 8), 9),  # of each channel
+        ((4, 80, 20, 22), 8, SlabsConfig(512, 4, 1, 2, 3, 16), 10),  # pieces of 2 channels
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_slabs(shape: tuple[int, ...], groups: int, config: SlabsConfig, processors: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("leads", [False, True], ids=["", "led"])
+def test_slabs(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    groups: int,
+    config: SlabsConfig,
+    processors: int,
+    dtype: torch.dtype,
+    leads: bool,
+) -> None:
+    if leads:
+        monkeypatch.setattr(slabs, "MOST_READ", 2)
     check_slabs(shape, groups, config, processors, dtype)
 
 
@@ -475,7 +489,10 @@ def test_slabs(shape: tuple[int, ...], groups: int, config: SlabsConfig, process
     ],
     ids=name_of,
 )  # fmt: skip
-def test_a_backward_in_slabs(case: Case) -> None:
+@pytest.mark.parametrize("leads", [False, True], ids=["", "led"])
+def test_a_backward_in_slabs(monkeypatch: pytest.MonkeyPatch, case: Case, leads: bool) -> None:
+    if leads:
+        monkeypatch.setattr(slabs, "MOST_READ", 2)
     check_slabs_backward(case)
 
 
@@ -483,7 +500,8 @@ def test_a_backward_in_slabs(case: Case) -> None:
 @pytest.mark.parametrize(
     ("name", "lag", "leads"),
     [("forward", 1, False), ("forward", 2, False), ("forward", 2, True), ("backward", 1, False), ("backward", 2, False),
-     ("backward", 2, True), ("slabs", 1, True), ("slabs", 2, True)],
+     ("backward", 2, True), ("slabs", 1, False), ("slabs", 1, True), ("slabs", 2, True), ("slabs_backward", 1, False),
+     ("slabs_backward", 1, True), ("slabs_backward", 2, True)],
 )  # fmt: skip
 def test_blocks_of_any_speed_make_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, name: str, lag: int, leads: bool, ahead: bool
@@ -492,6 +510,7 @@ def test_blocks_of_any_speed_make_the_same_bits(
     chunk of the second unit, and waits for the others' there; without one that is late the others do its share."""
     if leads:
         monkeypatch.setattr(config, "MANY_PARTS", 2)
+        monkeypatch.setattr(slabs, "MOST_READ", 2)
     module = kernels().modules["resident" if name == "forward" else "resident_backward" if name == "backward" else name]
     claimed, blocks, units = module.claimed, 12, 7
     counts, changed = [0] * blocks, threading.Condition()
@@ -513,6 +532,9 @@ def test_blocks_of_any_speed_make_the_same_bits(
         if name == "slabs":
             place = SlabsConfig(128, 1, 1, lag, 4, 8)
             return check_slabs((units, 64, 12, 16), 8, place, 3, torch.float16)
+        if name == "slabs_backward":
+            place = SlabsConfig(128, 1, 1, lag, 4, 8)
+            return check_slabs_backward(Case((units, 64, 12, 16), 8, place, 3, torch.float16))
         check = check_forward if name == "forward" else check_backward
         return check(Case((units, 2, 96, 64), 1, ResidentConfig(256, 2, 1, lag, 4), processors=3))
 

@@ -34,9 +34,8 @@ from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes, stores_dz
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
 
-#: Numbers of a slab's groups that leaders merge, at most: (8, 128, 256, 256) in 32 groups in bf16 with silu, 5472 of
-#: them, takes 88 us in slabs, and 109 in two reads, (4, 128, 300, 300), 5632 in longer chunks, 79 and 75.
-MOST_MERGED = 5600
+#: The share of their chunks that slabs whose channels are groups fill at least.
+LEAST_FILLED = 0.85
 #: The least input, in bytes, whose chunks take several waves.
 LEAST_BYTES = 30 << 20
 #: Bytes of batch_norm's planes that are short, of elements of 16 bits, and the tiles of a chunk that are few.
@@ -405,7 +404,10 @@ def _suits_slabs(problem: Problem) -> bool:
     """Whether slabs are faster in one read: where all threads have channels, and pieces are halves of vectors or more,
     or channels; 32x512x64x64 in bf16 takes 79 us, and 107 in two reads; 16x320x64x64, pieces of 2 channels and 10 lanes
     of 16, 41 and 35. In 32 bits halves of vectors are too little: (20, 64, 80, 80) in 32 groups with silu took 33, and
-    28, (20, 64, 100, 100) 47 and 41, (20, 32, 120, 120) in 16 35 and 30. Nor with arithmetic that hides a second read:
+    28, (20, 64, 100, 100) 47 and 41, (20, 32, 120, 120) in 16 35 and 30. Channels that are groups must not need
+    leaders, which would merge one for each: instance_norm of 12x128x112x112 in bf16 with relu takes 56, and 32, nor
+    leave chunks empty, of 64x512x28x28 in fp16 44 and 43. Nor may others wait for a leader one wave behind:
+    4x128x300x300 in bf16 with silu takes 79, and 75. Nor is there a gain with arithmetic that hides a second read:
     86x128x56x43 in 32 groups in bf16 with gelu took 64, and 47."""
     if _dear(problem):
         return False
@@ -416,8 +418,8 @@ def _suits_slabs(problem: Problem) -> bool:
     if place.held & (place.held - 1):
         return False
     if problem.view.group_channels == 1:
-        return not place.leads
-    if place.leads and place.parts * place.groups > MOST_MERGED:
+        return not place.leads and place.filled(problem) >= LEAST_FILLED
+    if place.leads and place.lag == 1:
         return False
     halves = 2 if DTYPE_BYTES[problem.dtype] == 2 else 1
     return halves * span(problem) >= vector_of(problem)

@@ -48,6 +48,10 @@ class SlabsSpread(Chunks):
         """The numbers of a slab's groups that a block reads without leaders."""
         return power_of_two(self.groups) * power_of_two(self.parts)
 
+    def filled(self, problem: Problem) -> float:
+        """The share of their chunks that slabs fill."""
+        return problem.view.spatial / (self.parts * self.rows)
+
     @property
     def leads(self) -> bool:
         """Whether leaders merge what all blocks publish."""
@@ -131,8 +135,8 @@ class Limits(NamedTuple):
     filled: float = 0.0
 
     def hold(self, problem: Problem, place: SlabsSpread) -> bool:
-        filled = problem.view.spatial / (place.parts * place.rows)
-        return place.parts <= self.parts * place.blocks and place.read <= self.read and filled >= self.filled
+        few = place.parts <= self.parts * place.blocks and place.read <= self.read
+        return few and place.filled(problem) >= self.filled
 
 
 #: Configurations in the order in which they are tried. Blocks that read all numbers of a slab themselves are fastest:
@@ -152,7 +156,7 @@ FORWARD = (
 FORWARD_OF_CHANNELS = (
     (SlabsConfig(512, 4, 4, 1, 3, 8), Limits(1.0, MOST_READ, 0.97)),
     (SlabsConfig(512, 4, 3, 1, 4, 4), Limits(1.0, MOST_READ, 0.85)),
-    (SlabsConfig(512, 4, 2, 2, 4, 8), Limits(1.0, MOST_READ)),
+    (SlabsConfig(512, 4, 2, 2, 4, 8), Limits(1.0, MOST_READ, 0.9)),
     (SlabsConfig(512, 4, 2, 2, 4, 4), Limits()),
 )
 #: With a tensor added before the norm, whose words take registers: x + h of (16, 256, 128, 128) in bf16, with s kept,
@@ -165,6 +169,7 @@ BACKWARD = (
     (SlabsConfig(512, 4, 1, 2, 4, 8), Limits(0.7)),
     (SlabsConfig(512, 2, 1, 2, 4, 8), Limits()),
     (SlabsConfig(512, 2, 1, 2, 4, 4), Limits()),
+    *((SlabsConfig(512, 4, 1, 1, 4, lanes), Limits()) for lanes in LANES[:4]),
 )
 BACKWARD_OF_CHANNELS = (
     (SlabsConfig(1024, 4, 1, 1, 3, 8), Limits(1.0, 256, 1.0)),

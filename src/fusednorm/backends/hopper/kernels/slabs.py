@@ -49,6 +49,27 @@ def moments_of_tile(b_x, elements: gl.constexpr, threads: gl.constexpr, PIECES: 
 
 
 @gluon.jit
+def moments_of_rows(
+    b_x, left, o_summed, elements: gl.constexpr, threads: gl.constexpr, PIECES: gl.constexpr, ROWS: gl.constexpr
+):
+    """The same of a tile of which ``left`` positions are there, and the count of such elements."""
+    span: gl.constexpr = b_x.shape[2] // PIECES
+    if left >= ROWS:
+        b_mean, b_m2 = moments_of_tile(b_x, elements, threads, PIECES)
+        b_count = gl.zeros([b_x.shape[1], 1], gl.float32, threads) + span * b_x.shape[0]
+    else:
+        b_held = o_summed < left
+        b_count = gl.sum(b_held.to(gl.float32), 0) * span
+        b_count = gl.convert_layout(b_count, gl.SliceLayout(1, threads), assert_trivial=True)[:, None]
+        b_held = b_held[:, :, None]
+        b_sum = pieces_of(gl.sum(gl.where(b_held, b_x, 0.0), 0), threads, PIECES)
+        b_mean = mean_of(b_sum, gl.maximum(b_count, 1.0))
+        b_x = gl.where(b_held, b_x - elements_of(b_mean, elements, b_x.shape[2])[None, :, :], 0.0)
+        b_m2 = pieces_of(products_of_repeats(b_x, b_x, elements), threads, PIECES)
+    return b_mean, b_m2, b_count
+
+
+@gluon.jit
 def merge_pieces(b_mean, b_m2, b_count, m_piece, pieces):
     """Mean and M2 of groups of those of their ``pieces``, which have the same count."""
     mean = mean_of(gl.sum(gl.where(m_piece, b_mean[None, :], 0.0), 1), pieces)
@@ -215,18 +236,7 @@ def slabs_forward(
                         mean += distance * (1 / (place + 1))
                 else:
                     left = positions - (summed_part * TILES + place) * ROWS
-                    if left >= ROWS:
-                        b_mean, b_m2 = moments_of_tile(b_x, ELEMENTS, OF_THREADS, PIECES)
-                        b_count = gl.zeros([THREADS, 1], gl.float32, OF_THREADS) + EACH
-                    else:
-                        b_held = o_summed < left
-                        b_count = gl.sum(b_held.to(gl.float32), 0) * SPAN
-                        b_count = gl.convert_layout(b_count, gl.SliceLayout(1, OF_THREADS), assert_trivial=True)
-                        b_count, b_held = b_count[:, None], b_held[:, :, None]
-                        b_sum = pieces_of(gl.sum(gl.where(b_held, b_x, 0.0), 0), OF_THREADS, PIECES)
-                        b_mean = mean_of(b_sum, gl.maximum(b_count, 1.0))
-                        b_x = gl.where(b_held, b_x - elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :], 0.0)
-                        b_m2 = pieces_of(products_of_repeats(b_x, b_x, ELEMENTS), OF_THREADS, PIECES)
+                    b_mean, b_m2, b_count = moments_of_rows(b_x, left, o_summed, ELEMENTS, OF_THREADS, PIECES, ROWS)
                     if place == 0:
                         mean, m2, count = b_mean, b_m2, b_count
                     else:
