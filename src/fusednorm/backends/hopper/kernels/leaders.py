@@ -10,7 +10,7 @@ The numbers of chunk k of statistic s are packet ``s parts + k``, the leader's a
 import triton
 
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
-from fusednorm.backends.hopper.kernels.moments import add_pairs, inverse_deviation, merge_chunks
+from fusednorm.backends.hopper.kernels.moments import add_pairs, inverse_deviation, merge_chunks, store_moments
 from fusednorm.private.gluon_names import gl, gluon
 
 
@@ -49,12 +49,7 @@ def lead_moments(
         mean, variance = merge_chunks(b_mean, b_m2, c_part, elements, 1)
         rstd = inverse_deviation(variance, epsilon)
         publish(p_finals + o_led, mean, rstd, m_led)
-        if p_mean is not None:
-            gl.store(p_mean + o_led, mean, mask=m_led)
-        if p_rstd is not None:
-            gl.store(p_rstd + o_led, rstd, mask=m_led)
-        if p_var is not None:
-            gl.store(p_var + o_led, variance, mask=m_led)
+        store_moments(p_mean, p_rstd, p_var, o_led, mean, rstd, variance, m_led)
 
 
 @gluon.jit

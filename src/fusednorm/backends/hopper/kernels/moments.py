@@ -35,6 +35,17 @@ def merge_chunks(b_mean, b_m2, b_count, elements, axis: gl.constexpr):
 
 
 @gluon.jit
+def store_moments(p_mean, p_rstd, p_var, o_statistic, mean, rstd, variance, mask=None):
+    """Store what is wanted of some statistics."""
+    if p_mean is not None:
+        gl.store(p_mean + o_statistic, mean, mask=mask)
+    if p_rstd is not None:
+        gl.store(p_rstd + o_statistic, rstd, mask=mask)
+    if p_var is not None:
+        gl.store(p_var + o_statistic, variance, mask=mask)
+
+
+@gluon.jit
 def inverse_deviation(variance, eps):
     """(variance + eps)^(-1/2): an approximation, which Newton's step makes good to the last bit or two."""
     shifted = variance + eps

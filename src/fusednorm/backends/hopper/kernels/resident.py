@@ -46,7 +46,7 @@ from fusednorm.backends.hopper.kernels.elements import (
 )
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_moments, leaders_layout
-from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of, merge, merge_chunks
+from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of, merge, merge_chunks, store_moments
 from fusednorm.private.gluon_names import commit_group, gl, gluon, wait_group
 
 
@@ -239,12 +239,7 @@ def resident_forward(
                 unit_mean, variance = merge_chunks(b_mean, b_m2, c_part, elements, 0)
                 rstd = inverse_deviation(variance, epsilon)
                 if due_part == 0:
-                    if p_mean is not None:
-                        gl.store(p_mean + due_unit, unit_mean)
-                    if p_rstd is not None:
-                        gl.store(p_rstd + due_unit, rstd)
-                    if p_var is not None:
-                        gl.store(p_var + due_unit, variance)
+                    store_moments(p_mean, p_rstd, p_var, due_unit, unit_mean, rstd, variance)
             if MORE:
                 unit, part = claimed(p_claims, summed_unit, units, parts, blocks)
             else:

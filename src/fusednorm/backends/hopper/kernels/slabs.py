@@ -16,7 +16,7 @@ from fusednorm.backends.hopper.kernels.claims import claimed, first_pending, led
 from fusednorm.backends.hopper.kernels.elements import tile_layout, values_of, words_of
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_moments, leaders_layout
-from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of, merge, merge_chunks
+from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of, merge, merge_chunks, store_moments
 from fusednorm.backends.hopper.kernels.slab_tiles import (
     SlabPlaces,
     affine_of_slab,
@@ -288,12 +288,7 @@ def slabs_forward(
                 rstd = inverse_deviation(variance, epsilon)
                 if due_part == 0:
                     o_unit = due_slab * held_groups + o_merged
-                    if p_mean is not None:
-                        gl.store(p_mean + o_unit, unit_mean, mask=m_merged)
-                    if p_rstd is not None:
-                        gl.store(p_rstd + o_unit, rstd, mask=m_merged)
-                    if p_var is not None:
-                        gl.store(p_var + o_unit, variance, mask=m_merged)
+                    store_moments(p_mean, p_rstd, p_var, o_unit, unit_mean, rstd, variance, m_merged)
                 b_mean = of_pieces(unit_mean, m_piece, OF_GROUPS, gl.SliceLayout(0, OF_PIECES), ALONE)
                 b_rstd = of_pieces(rstd, m_piece, OF_GROUPS, gl.SliceLayout(0, OF_PIECES), ALONE)
             b_mean = of_threads(b_mean, OF_PIECES, OF_THREADS, SIDE, THREADS)
