@@ -253,22 +253,20 @@ def check_slabs(shape: tuple[int, ...], groups: int, config: SlabsConfig, proces
     return b"".join(memories[name].array.tobytes() for name in ("y", "mean", "rstd"))
 
 
-def check_slabs_backward(case: Case) -> bytes:
-    """A backward of channels_last, of values that are those of channels_first in another order."""
-    values, (samples, channels), positions = Values(case), case.shape[:2], prod(case.shape[2:])
-    family: Family = "group_norm" if case.groups else "batch_norm"
-    norm = norm_of(family, case.groups, eps=EPS, activation=resolve(case.activation))
+def slabs_backward_problem(case: Case) -> Problem:
+    samples, channels = case.shape[:2]
     with torch.device("meta"):
         input = torch.empty(case.shape, dtype=case.dtype).contiguous(memory_format=torch.channels_last)
-        parameter = torch.empty(channels)
-        statistic = torch.empty(samples, case.groups) if case.groups else torch.empty(channels)
+        parameter, statistic = torch.empty(channels), torch.empty(samples, case.groups)
         scale = torch.empty(samples, channels) if case.modulated else None
+    norm = norm_of("group_norm", case.groups, eps=EPS, activation=resolve(case.activation))
     operands = BackwardOperands(input, input, statistic, statistic, parameter, parameter, scale, scale)
-    problem = backward_problem(norm, operands, "backward")
-    assert SLABS.supports(problem) in (None, "runs on cuda, the tensor is on meta")
-    assert isinstance(case.config, SlabsConfig)
-    plan: Any = SlabsBackward(problem, case.config, case.processors)
-    arrays = {
+    return backward_problem(norm, operands, "backward")
+
+
+def slabs_backward_arrays(values: Values, plan: Any) -> dict[str, Any]:
+    samples, channels, positions = values.like
+    return {
         "dy": np.ascontiguousarray(values.dy.transpose(0, 2, 1)),
         "x": np.ascontiguousarray(values.x.transpose(0, 2, 1)),
         "dx": _empty((samples, positions, channels), values.element), "weight": values.weight, "bias": values.bias,
@@ -276,14 +274,22 @@ def check_slabs_backward(case: Case) -> bytes:
         "rstd": (1.0 / np.sqrt(values.variance + EPS)).astype(np.float32),
         "partials": _empty((2, plan.partials.total), np.float32), "packets": np.zeros(plan.words, np.int64),
     }  # fmt: skip
+
+
+def check_slabs_backward(case: Case) -> bytes:
+    """A backward of channels_last, of values that are those of channels_first in another order."""
+    problem, values = slabs_backward_problem(case), Values(case)
+    assert SLABS.supports(problem) in (None, "runs on cuda, the tensor is on meta")
+    plan: Any = SlabsBackward(problem, case.config, case.processors)
+    arrays = slabs_backward_arrays(values, plan)
     memories = _launched(plan, "slabs_backward", arrays, DERIVATIVE=_of_kernels(_slope, case.activation))
     _close(memories["dx"].array.transpose(0, 2, 1), values.gradient(), _tolerance(case))
     for name in ("dx", "partials"):
         assert set(memories[name].stores) == {1}, name
-    together = samples if case.groups else 1
-    partials = memories["partials"].array.reshape(2, together, -1, channels).astype(np.float64).sum(2)
+    samples, channels = case.shape[:2]
+    partials = memories["partials"].array.reshape(2, samples, -1, channels).astype(np.float64).sum(2)
     for found, terms in zip(partials, (values.dz(), values.dz() * values.xhat), strict=True):
-        _close(found, terms.sum((2,) if case.groups else (0, 2)).reshape(together, channels), 4 * _tolerance(case))
+        _close(found, terms.sum(2), 4 * _tolerance(case))
     return memories["dx"].array.tobytes() + memories["partials"].array.tobytes()
 
 
@@ -428,6 +434,20 @@ def test_a_slope_that_is_no_number_beyond_a_plane_does_not_count(positions: int)
         "grad_sum": None, "behind": None, "grad_behind": None,
     }  # fmt: skip
     memories = _launched(plan, "resident_backward", arrays, DERIVATIVE=_of_kernels(_slope, "silu"))
+    assert np.isfinite(memories["dx"].array).all()
+    assert np.isfinite(memories["partials"].array).all()
+
+
+def test_a_slope_that_is_no_number_beyond_a_slab_does_not_count() -> None:
+    """Where there is no position there are zeros, and the slope at zero is the product of 0 and an infinity here."""
+    case = Case((2, 8, 6, 9), 2, SlabsConfig(128, 1, 1, 1, 4, 4), 4)
+    problem, values = slabs_backward_problem(case), Values(case)
+    values.x[...] = 3e38
+    plan: Any = SlabsBackward(problem, case.config, case.processors)
+    assert not plan.launch.constants["EVEN"]
+    arrays = slabs_backward_arrays(values, plan)
+    arrays["mean"], arrays["rstd"] = np.full(4, 3e38, np.float32), np.full(4, 316.0, np.float32)
+    memories = _launched(plan, "slabs_backward", arrays, DERIVATIVE=_of_kernels(_slope, "silu"))
     assert np.isfinite(memories["dx"].array).all()
     assert np.isfinite(memories["partials"].array).all()
 
