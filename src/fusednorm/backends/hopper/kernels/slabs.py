@@ -2,8 +2,8 @@
 
 A slab is a band of neighbouring channels, whole groups, at all positions of a sample. A tile is ROWS positions of LANES
 vectors of 16 bytes, and a chunk is TILES tiles of one slab. Blocks claim chunks, and do with each what they do in
-``resident.py``. But a slab may have hundreds of chunks and many groups, so not every block merges all numbers of its
-slab: each leads for some groups, for each chunk that it has of a slab. A leader merges the numbers of these and
+``resident.py``. A slab may have hundreds of chunks and many groups. Then (LEAD) not every block merges all numbers of
+its slab: each leads for some groups, for each chunk that it has of a slab. A leader merges the numbers of these and
 publishes the mean and the inverse deviation, for which the others wait before they store.
 
 A piece is SPAN neighbouring channels, the most that divide a vector and a group. Each thread has the same vector of
