@@ -334,6 +334,8 @@ def check_slabs(problem: Problem) -> None:
     """All configurations of slabs, of which the first is the default."""
     view, vector, tensors = problem.view, vector_of(problem), 2 if problem.backward else 1
     assert slabs.configs(problem, PROCESSORS)[0] == slabs.slabs_for(problem, PROCESSORS)
+    few = slabs.SlabsConfig(512, 8, 1, 2, 2, 8)  # two vectors of a tile to a thread, where sums take four
+    assert slabs.spread(problem, few, PROCESSORS) is None
     for candidate in slabs.configs(problem, PROCESSORS):
         place = slabs.spread(problem, candidate, PROCESSORS)
         assert place is not None
