@@ -48,6 +48,13 @@ def sums_layout(count, side, warps):
 
 
 @triton.constexpr_function
+def groups_layout(pieces, warps):
+    """The layout of (groups, pieces)."""
+    across = min(pieces, 32)
+    return gl.BlockedLayout([1, 1], [32 // across, across], [warps, 1], [1, 0])
+
+
+@triton.constexpr_function
 def merge_layout(groups, parts, warps):
     """The layout of (groups, chunks) of the numbers that a block merges."""
     across = min(parts, 32)
@@ -143,6 +150,14 @@ def words_of_rows(p_words, places, slab, first, sample_step, row_step, o_words):
     sample = quotient(slab, places.magic_bands)
     begin = sample.to(gl.int64) * sample_step + first.to(gl.int64) * row_step
     return p_words + (begin + (slab - sample * places.bands) * places.held) * 4 + o_words
+
+
+@gluon.jit
+def channels_of_slab(held, layout: gl.constexpr, LANES: gl.constexpr, VECTOR: gl.constexpr):
+    """The channels of a slab's LANES vectors, counted from its first one; beyond its last vector those of that one, in
+    vectors, so that the compiler knows how wide the loads are."""
+    o_channel = gl.arange(0, LANES * VECTOR, layout)
+    return gl.minimum(o_channel // VECTOR, held - 1) * VECTOR + o_channel % VECTOR
 
 
 @gluon.jit

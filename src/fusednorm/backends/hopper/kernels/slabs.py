@@ -21,7 +21,9 @@ from fusednorm.backends.hopper.kernels.slab_tiles import (
     SlabPlaces,
     affine_of_slab,
     begin_copy,
+    channels_of_slab,
     elements_of,
+    groups_layout,
     load_rows,
     mask_of_rows,
     merge_layout,
@@ -125,12 +127,11 @@ def slabs_forward(
     VALUES: gl.constexpr = tile_layout(REPEATS, VECTOR, WARPS)
     ELEMENTS: gl.constexpr = gl.SliceLayout(0, VALUES)
     OF_THREADS: gl.constexpr = gl.BlockedLayout([1, PIECES], [32, 1], [WARPS, 1], [1, 0])
-    ACROSS: gl.constexpr = ALL_PIECES if ALL_PIECES < 32 else 32
     OF_CHANNELS: gl.constexpr = sides_layout(VECTOR, LANES, WARPS)
     OF_PIECES: gl.constexpr = sides_layout(PIECES, LANES, WARPS)
     SUMS: gl.constexpr = sums_layout(ALL_PIECES, SIDE, WARPS)
     MERGED: gl.constexpr = merge_layout(GROUPS, PARTS, WARPS)
-    OF_GROUPS: gl.constexpr = gl.BlockedLayout([1, 1], [32 // ACROSS, ACROSS], [WARPS, 1], [1, 0])
+    OF_GROUPS: gl.constexpr = groups_layout(ALL_PIECES, WARPS)
     OF_LEADERS: gl.constexpr = leaders_layout(LED, WARPS)
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
@@ -143,9 +144,7 @@ def slabs_forward(
     m_lane = (gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, WORDS))) % LANES < held)[None, :]
     places = SlabPlaces(slabs, bands, magic_bands, held, positions, m_lane, o_row)
     o_summed = rows_of(VALUES, REPEATS, THREADS, LANES)
-    # Beyond the slab's vectors those of the last one, in vectors, so that the compiler knows how wide the loads are.
-    o_channel = gl.arange(0, LANES * VECTOR, gl.SliceLayout(0, OF_CHANNELS))
-    o_channel = gl.minimum(o_channel // VECTOR, held - 1) * VECTOR + o_channel % VECTOR
+    o_channel = channels_of_slab(held, gl.SliceLayout(0, OF_CHANNELS), LANES, VECTOR)
     o_final = gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_PIECES)) * SPAN // D
     o_final = gl.minimum(o_final, held_groups - 1)
     o_group = gl.arange(0, GROUPS, gl.SliceLayout(1, OF_GROUPS))

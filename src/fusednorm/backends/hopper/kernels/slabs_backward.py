@@ -18,7 +18,9 @@ from fusednorm.backends.hopper.kernels.slab_tiles import (
     SlabPlaces,
     affine_of_slab,
     begin_copy,
+    channels_of_slab,
     elements_of,
+    groups_layout,
     merge_layout,
     of_pieces,
     of_threads,
@@ -45,6 +47,24 @@ def numbers_of_slab(
     gain, offset = affine_of_slab(p_weight, p_bias, p_scale, p_shift, places, slab, channels, o_channel, VECTOR)
     o_group = slab * held_groups + o_final
     return gain, offset, gl.load(p_mean + o_group), gl.load(p_rstd + o_group)
+
+
+@gluon.jit
+def next_chunk(
+    p_claims, last_slab, parts, blocks, known, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, channels,
+    o_channel, o_final, held_groups, VECTOR: gl.constexpr, MORE: gl.constexpr,
+):  # fmt: skip
+    """The next chunk, and what it is summed with; a slab that there is not where there are no more chunks than
+    blocks."""
+    if MORE:
+        slab, part = claimed(p_claims, last_slab, places.slabs, parts, blocks)
+        known = numbers_of_slab(
+            p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, slab, channels, o_channel, o_final,
+            held_groups, VECTOR,
+        )  # fmt: skip
+    else:
+        slab, part = places.slabs + 0, gl.to_tensor(0)
+    return slab, part, known
 
 
 @gluon.jit
@@ -100,8 +120,7 @@ def slabs_backward(
     OF_CHANNELS: gl.constexpr = sides_layout(VECTOR, LANES, WARPS)
     SUMS: gl.constexpr = sums_layout(LANES * VECTOR, SIDE, WARPS)
     OF_PIECES: gl.constexpr = sides_layout(PIECES, LANES, WARPS)
-    ACROSS: gl.constexpr = ALL_PIECES if ALL_PIECES < 32 else 32
-    OF_GROUPS: gl.constexpr = gl.BlockedLayout([1, 1], [32 // ACROSS, ACROSS], [WARPS, 1], [1, 0])
+    OF_GROUPS: gl.constexpr = groups_layout(ALL_PIECES, WARPS)
     MERGED: gl.constexpr = merge_layout(GROUPS, PARTS, WARPS)
     OF_LEADERS: gl.constexpr = leaders_layout(LED, WARPS)
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -115,9 +134,7 @@ def slabs_backward(
     m_lane = (gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, WORDS))) % LANES < held)[None, :]
     places = SlabPlaces(slabs, bands, magic_bands, held, positions, m_lane, o_row)
     o_summed = rows_of(VALUES, REPEATS, THREADS, LANES)
-    # Beyond the slab's vectors those of the last one, in vectors, so that the compiler knows how wide the loads are.
-    o_channel = gl.arange(0, LANES * VECTOR, gl.SliceLayout(0, OF_CHANNELS))
-    o_channel = gl.minimum(o_channel // VECTOR, held - 1) * VECTOR + o_channel % VECTOR
+    o_channel = channels_of_slab(held, gl.SliceLayout(0, OF_CHANNELS), LANES, VECTOR)
     o_sum = gl.arange(0, LANES * VECTOR, gl.SliceLayout(0, SUMS))
     m_sum = o_sum // VECTOR < held
     o_piece = gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_PIECES))
@@ -238,14 +255,10 @@ def slabs_backward(
             b_rstd = b_rstd[None, :, :]
             b_mean = of_threads(mean, OF_PIECES, OF_THREADS, SIDE, THREADS)
             b_mean = elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :]
-            if MORE:
-                slab, part = claimed(p_claims, summed_slab, slabs, parts, blocks)
-                known = numbers_of_slab(
-                    p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, slab, channels, o_channel, o_final,
-                    held_groups, VECTOR,
-                )  # fmt: skip
-            else:
-                slab, part = slabs + 0, gl.to_tensor(0)
+            slab, part, known = next_chunk(
+                p_claims, summed_slab, parts, blocks, known, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places,
+                channels, o_channel, o_final, held_groups, VECTOR, MORE,
+            )  # fmt: skip
             for place in gl.static_range(TILES):
                 first = (due_part * TILES + place) * ROWS
                 b_centred = values_of(slots.index(freed * TILES + place).load(WORDS), VALUES, DTYPE) - b_mean
@@ -261,14 +274,10 @@ def slabs_backward(
                 p_words = words_of_rows(p_dx, places, due_slab, first, dx_sample, dx_row, o_dx)
                 store_rows(p_words, b_dx, places, first, o_dx, ROWS, EVEN, FULL)
         else:
-            if MORE:
-                slab, part = claimed(p_claims, summed_slab, slabs, parts, blocks)
-                known = numbers_of_slab(
-                    p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places, slab, channels, o_channel, o_final,
-                    held_groups, VECTOR,
-                )  # fmt: skip
-            else:
-                slab, part = slabs + 0, gl.to_tensor(0)
+            slab, part, known = next_chunk(
+                p_claims, summed_slab, parts, blocks, known, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, places,
+                channels, o_channel, o_final, held_groups, VECTOR, MORE,
+            )  # fmt: skip
             for place in gl.static_range(TILES):
                 if MORE:
                     begin_tiles(
