@@ -324,14 +324,58 @@ def test_the_forward_of_many_units_of_channels_last(
     assert held_for(problem, seen) == config
 
 
-@pytest.mark.parametrize(("activation", "held"), [("relu", True), ("silu", False)])
-def test_the_backward_of_odd_planes_with_a_smooth_activation_goes_in_tiles(activation: str, held: bool) -> None:
-    x = torch.empty(25, 45, 71, 71, dtype=torch.bfloat16, device="meta")
+@pytest.mark.parametrize(
+    ("shape", "activation", "config"),
+    [
+        ((25, 45, 71, 71), "relu", HeldConfig(1, 8)),
+        ((25, 45, 71, 71), "silu", HeldConfig(1, 8)),
+        ((21, 96, 7871), "silu", HeldConfig(1, 16)),
+        ((35, 768, 9, 15), "relu", HeldConfig(4, 1)),
+        ((3, 96, 23, 23, 23), None, None),
+        ((16, 180, 12795), "relu", None),
+    ],
+)
+def test_the_backward_of_odd_planes(shape: tuple[int, ...], activation: str | None, config: HeldConfig | None) -> None:
+    """Up to 8192 elements are held, of few of which a thread has more; longer planes go in tiles."""
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
     norm = norm_of("instance_norm", activation=resolve(activation))
     problem = backward_problem(norm, BackwardOperands(x, x, x, x))
     seen = held_units(problem)
     assert seen is not None
-    assert holding_pays(problem, seen) == held
+    assert (held_for(problem, seen) if holding_pays(problem, seen) else None) == config
+
+
+@pytest.mark.parametrize(
+    ("norm", "groups", "shape", "dtype", "last", "activation", "modulated", "config"),
+    [
+        ("batch_norm", 0, (14, 569, 925), torch.bfloat16, False, "relu", False, None),
+        ("batch_norm", 0, (107, 639, 117), torch.bfloat16, False, "relu", False, None),
+        ("batch_norm", 0, (5, 2048, 15, 15), torch.bfloat16, False, None, False, HeldConfig(1, 2)),
+        ("batch_norm", 0, (30, 2560, 99), torch.bfloat16, False, "silu", False, HeldConfig(1, 4)),
+        ("group_norm", 32, (58, 128, 4019), torch.bfloat16, False, None, False, None),
+        ("group_norm", 32, (63, 256, 1845), torch.float16, False, "silu", False, None),
+        ("group_norm", 32, (155, 1024, 63), torch.bfloat16, False, "relu", False, HeldConfig(1, 4)),
+        ("group_norm", 32, (77, 2048, 63), torch.bfloat16, False, None, True, None),
+        ("group_norm", 32, (75, 1280, 3, 3, 3), torch.float16, False, "silu", False, HeldConfig(1, 4)),
+        ("group_norm", 32, (26, 320, 11, 7, 5), torch.float32, False, None, True, HeldConfig(1, 8)),
+        ("group_norm", 555, (28, 1665, 125, 1), torch.bfloat16, True, "gelu_tanh", False, HeldConfig(4, 4)),
+        ("group_norm", 641, (20, 1282, 24, 24), torch.bfloat16, True, None, True, None),
+        ("group_norm", 27, (83, 27, 112, 8), torch.float16, True, "silu", False, None),
+    ],
+)
+def test_the_backward_of_units_that_were_measured(
+    norm: Family, groups: int, shape: tuple[int, ...], dtype: torch.dtype, last: bool, activation: str | None,
+    modulated: bool, config: HeldConfig | None,
+) -> None:  # fmt: skip
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    scale = torch.empty(shape[:2], dtype=dtype, device="meta") if modulated else None
+    weight = torch.empty(shape[1], dtype=dtype, device="meta")
+    given = BackwardOperands(x, x, x, x, weight, weight, scale, scale)
+    problem = backward_problem(norm_of(norm, groups, activation=resolve(activation)), given)
+    seen = held_units(problem)
+    assert seen is not None
+    assert (held_for(problem, seen) if holding_pays(problem, seen) else None) == config
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,16 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: The share of their chunks that slabs whose channels are groups fill at least.
 LEAST_FILLED = 0.85
-#: The least input, in bytes, whose chunks take several waves.
-LEAST_BYTES = 30 << 20
+#: The vectors of each position that slabs have at least, where they have not all of them: instance_norm of (3, 200,
+#: 105, 335) in fp16 takes 119 us in slabs of one, and 41 in two reads.
+LEAST_HELD = 4
+#: The least input, in bytes, whose chunks take several waves; that of a backward of channels_first, which has two
+#: tensors to hold: (6, 512, 4547) in 32 groups in bf16 with relu, 28 MB, takes 37 us so, and 41 in two reads,
+#: instance_norm of (4, 4, 731, 600) in fp32 with silu 31 and 39, of (3, 5, 832, 832) in fp16 with relu, 21 MB, 25.3 and
+#: 27.1, but of (8, 8, 149191) in bf16 with relu, 19 MB, 28 and 26; and that of narrow loads of 32 bits: (26, 320, 593)
+#: in 32 groups with scale and shift, 20 MB, takes 27 us so, and 31, (27, 128, 1401), 19 MB, 22.8 and 26.3, but (9, 256,
+#: 1023), 9 MB, 14.1 and 12.4.
+LEAST_BYTES, LEAST_BACKWARD_BYTES, LEAST_NARROW_BACKWARD_BYTES = 30 << 20, 20_000_000, 15_000_000
 #: Bytes of batch_norm's planes that are short, of elements of 16 bits, and the tiles of a chunk that are few.
 SHORT_PLANE, FEW_TILES = 4 << 10, 3
 #: The part of a multiprocessor's blocks that the chunks of a full wave take, and the tiles of such a chunk at most.
@@ -48,8 +56,10 @@ BUSY, DEAR = 14, 17
 #: The share of the blocks that work and of their chunks that units fill from which on a backward in one read is faster,
 #: of elements of 16 bits and of 32: batch_norm of (188, 60, 57, 57) in fp16 with leaky_relu, at 79 %, takes 95 us so,
 #: and 103 in two reads, of (77, 60, 49, 49), at 57 %, 37 and 35, in fp32 of (106, 512, 33, 33) with relu, at 53 %, 278
-#: and 325, (59, 512, 560) in 8 groups with relu, at 55 %, 71 and 88.
-LEAST_WORKING, LEAST_WORKING_WIDE = 0.75, 0.53
+#: and 325, (59, 512, 560) in 8 groups with relu, at 55 %, 71 and 88. Narrow loads take longer in two reads: (33, 512,
+#: 1163) in 32 groups in bf16, at 57 %, takes 50 us so, and 59, (41, 512, 1409) in fp16 with relu, at 69 %, 69 and 87,
+#: (12, 512, 3039) in bf16 with silu, at 74 %, 52 and 59, but (72, 128, 2147) in fp16 with silu, at 52 %, 66 and 62.
+LEAST_WORKING, LEAST_WORKING_BUSY, LEAST_WORKING_WIDE = 0.75, 0.7, 0.53
 #: Vectors of chunks that divide units of 16 bits whose activation takes about the time of a second read.
 LONG_CHUNK = 1024
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
@@ -61,9 +71,9 @@ MOST_ACTIVATED = 12288
 #: Elements of a row beyond which Triton's backward reads twice whatever the row is, and the least input, in bytes, from
 #: which one read in parts is faster then, of narrow loads and of others: layer_norm of (260, 16387) in fp16 takes 18.5
 #: us so, and 21.7, of (132, 25001) 18.0 and 18.4, rms_norm of (264, 24576) in bf16 22.1 and 24.0, but layer_norm of
-#: (66, 65536) 21.2 and 19.6. Of a smooth activation it is less: layer_norm of (132, 16387) in fp16 with gelu takes 18.5
-#: us so, and 19.5, rms_norm of (40, 61593) in bf16 with gelu 16.8 and 18.6.
-LONGEST_ROW, LEAST_SMOOTH_PARTS, LEAST_NARROW_PARTS, LEAST_PARTS = 16384, 4 << 20, 6 << 20, 10 << 20
+#: (66, 65536) 21.2 and 19.6. Of a dear activation it is less: layer_norm of (132, 16387) in fp16 with gelu takes 18.5
+#: us so, and 19.5, rms_norm of (40, 61593) in bf16 with gelu 16.8 and 18.6, but of (47, 61182) with silu 17.1 and 14.4.
+LONGEST_ROW, LEAST_DEAR_PARTS, LEAST_NARROW_PARTS, LEAST_PARTS = 16384, 4 << 20, 6 << 20, 10 << 20
 #: The same of shorter rows: with a mean or of 32 bits, of rows that are longer than NARROW_ROW alone, and of 16 bits
 #: without a mean.
 LEAST_MEAN_PARTS, NARROW_ROW, LEAST_SHORT_PARTS, LEAST_RMS_PARTS = 16 << 20, 4096, 24 << 20, 28 << 20
@@ -415,7 +425,7 @@ def _suits_slabs(problem: Problem) -> bool:
     assert config is not None
     place = slabs_spread(problem, config, processors())
     assert place is not None
-    if place.held & (place.held - 1):
+    if place.held & (place.held - 1) or (place.held < LEAST_HELD and place.bands > 1):
         return False
     if problem.view.group_channels == 1:
         return not place.leads and place.filled(problem) >= LEAST_FILLED
@@ -451,7 +461,7 @@ def _suits_row_parts(problem: Problem) -> bool:
     norm, length, size = problem.norm, problem.view.channels, DTYPE_BYTES[problem.dtype]
     total, narrow = problem.view.numel * size, load_bytes(problem) < WIDE_LOAD
     if length > LONGEST_ROW:
-        return total >= (LEAST_SMOOTH_PARTS if norm.smooth else LEAST_NARROW_PARTS if narrow else LEAST_PARTS)
+        return total >= (LEAST_DEAR_PARTS if _dear(problem) else LEAST_NARROW_PARTS if narrow else LEAST_PARTS)
     if size == 4:
         least = NARROW_ROW if narrow else LONG_ROW
         if not (norm.has_mean or norm.smooth):
@@ -488,7 +498,7 @@ def choose(problem: Problem) -> Instance | None:
         if _suits_rows(problem) and ROWS.supports(problem) is None:
             return ROWS
         return ROW_PARTS if _suits_row_parts(problem) and ROW_PARTS.supports(problem) is None else None
-    small = problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES
+    small = problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < _least_bytes(problem)
     if small and not _may_take_one_wave(problem):
         return None
     chosen = triton.choose(problem)
@@ -509,8 +519,7 @@ def choose(problem: Problem) -> Instance | None:
         pays = config.tiles <= FEW_TILES if problem.norm.per_batch else full and config.tiles <= FULL_WAVE_TILES
         return RESIDENT if place.waves == 1 and pays else None
     if problem.backward:
-        least = LEAST_WORKING if DTYPE_BYTES[problem.dtype] == 2 else LEAST_WORKING_WIDE
-        return None if place.works(config, processors()) < least or _dear(problem) else RESIDENT
+        return None if place.works(config, processors()) < _least_working(problem) or _dear(problem) else RESIDENT
     dear = _dear(problem) and unit_vectors(problem) % LONG_CHUNK != 0
     if ragged(problem, config):
         dear = dear or problem.norm.activation_flops >= DEAR or (problem.added is not None and _busy(problem))
@@ -527,6 +536,23 @@ def _may_take_one_wave(problem: Problem) -> bool:
     if problem.norm.per_batch:
         return problem.view.spatial * size <= SHORT_PLANE
     return problem.layout.order == "channels_first" and unit_vectors(problem) % LEAST_TILE == 0
+
+
+def _least_bytes(problem: Problem) -> int:
+    """The least input whose chunks take several waves."""
+    if not problem.backward or problem.layout.order != "channels_first":
+        return LEAST_BYTES
+    narrow = problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD and not problem.norm.per_batch
+    return LEAST_NARROW_BACKWARD_BYTES if narrow else LEAST_BACKWARD_BYTES
+
+
+def _least_working(problem: Problem) -> float:
+    """The share of blocks and chunks that work from which on a backward of units is faster in one read."""
+    if DTYPE_BYTES[problem.dtype] != 2:
+        return LEAST_WORKING_WIDE
+    if problem.norm.per_batch or load_bytes(problem) >= WIDE_LOAD:
+        return LEAST_WORKING
+    return LEAST_WORKING_BUSY if _busy(problem) else LEAST_WORKING_WIDE
 
 
 def _busy(problem: Problem) -> bool:

@@ -10,7 +10,7 @@ from fusednorm.backends.triton.config.device import (
     thread_elements,
 )
 from fusednorm.backends.triton.config.kinds import HeldConfig
-from fusednorm.backends.triton.config.planes import LARGE_BYTES, warps_of_planes
+from fusednorm.backends.triton.config.planes import LARGE_BYTES, MANY_PLANES, warps_of_planes
 from fusednorm.backends.triton.config.units import MOST_HELD, SHARING_HELD, SMALL_UNIT, HeldUnits
 from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -792,6 +792,10 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         # (64, 200, 15, 15) in 50 groups in fp32 takes 12.0 us so, and 13.1 on four warps, (22, 1280, 5, 5) in 32 7.4
         # and 8.8, (12, 512, 19, 19) in 256 groups in bf16 9.0, and 7.6 on two, in fp16 (100, 512, 15, 15) in 32 with
         # silu 38, and 59 with 16, (100, 512, 7, 7) 12.1 and 17.6, without it (10, 256, 17, 17) 5.6 and 6.5.
+        # Of many channels 16 are faster: in 32 groups (75, 1280, 3, 3, 3) in fp16 with silu takes 15.5 us so, and 18.8,
+        # (155, 1024, 63) in bf16 with relu 47 and 50.
+        if size == 2 and seen.elements == 2048 and seen.rows >= 2 * MANY_PLANES:
+            return 16
         return 32 if seen.elements > 1024 or seen.rows > 2 else 16
     light = not problem.backward or (size == 4 and problem.norm.activation is None)
     large = seen.elements == SHARING_HELD or (seen.elements == SMALL_UNIT and size == 4 and not problem.backward)
@@ -810,8 +814,11 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         # Loads of single elements, many to a thread: (34, 1280, 679) in bf16 takes 63 us with one warp, 76 with four;
         # on an H100 (126, 78, 781) in fp16 20.2 with two, and 22.7 with one, (20, 200, 2209) 24.6 with four, and 28.7
         # with 8, (9, 128, 67, 67) 16.8 with 8.
+        # (7, 64, 8011) in bf16 with scale and shift and relu takes 11.2 us with 16, and 16.8 with 32, (21, 96, 7871)
+        # with silu 40.7 and 44.6, but (25, 45, 71, 71) with silu, 62 % full, 19.7 and 16.5.
         simple = size == 2 and problem.norm.activation is None and seen.elements > 1024
-        return 32 if simple or (seen.elements > SMALL_UNIT and not problem.norm.smooth) else 16
+        busy = (problem.norm.smooth or problem.modulated) and (size > 2 or seen.full >= 0.65)
+        return 32 if simple or (seen.elements > SMALL_UNIT and not busy) else 16
     large = size == 2 and not narrow and seen.elements == SHARING_HELD and problem.added is None
     if problem.backward and large and problem.norm.activation is None and not problem.modulated:
         # On an H100 (14, 960, 4928) in bf16 takes 133 us so, and 147 with 16. (55, 909, 48, 105), 62 % full, takes

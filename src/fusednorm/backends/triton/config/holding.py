@@ -149,17 +149,19 @@ def _holding_neighbours_pays(problem: Problem, seen: HeldUnits, full: float) -> 
         modulated = problem.modulated and seen.elements == 1024
         return (small and problem.modulated) or few if problem.backward else small or modulated
     points = problem.view.spatial == 1 and seen.elements == 2048 and not problem.backward
+    slow = problem.norm.smooth or problem.modulated
+    many = problem.view.numel > FEW // 2 and seen.elements in (512, 1024) and full < 0.95
+    if problem.backward and slow and many and seen.narrow(problem):
+        # (20, 777, 20, 20) in fp16 with gelu takes 43.5 us held, and 35.5 in tiles, (21, 1830, 17, 17) with scale
+        # and shift 62 and 43, (83, 27, 7, 16, 8) with silu 16.3 and 12.6, but (64, 55, 1021) in bf16 with gelu 20.1 and
+        # 24.2.
+        return False
     if small and not points:  # (1166, 1037) in bf16 with silu takes 7.0 us held, and 11.1 in tiles
         # (3, 146, 1851) in bf16 with scale and shift and relu takes 6.3 us held, and 9.1 in tiles.
         most = 1024 if seen.narrow(problem) and problem.view.numel > FEW // 2 else 2048
         return size * together >= 16 and seen.elements <= most
     if size == 2 and not problem.backward and seen.elements <= 2048 and seen.units <= 16 * PROCESSORS:
         return full >= 0.5  # (2, 2048, 23, 23) in fp16 in batch_norm takes 7.4 us held, and 8.8 in tiles
-    slow = problem.norm.smooth or problem.modulated
-    if problem.backward and slow and seen.elements == 512 and seen.narrow(problem):
-        # (20, 777, 20, 20) in fp16 with gelu takes 43.5 us held, and 35.5 in tiles, (21, 1830, 17, 17) with scale
-        # and shift 62 and 43.
-        return False
     # (20, 512, 17, 17) in bf16 with silu takes 8.9 us held, 56 % full, and 11.2 in tiles; the backward of (32, 512,
     # 257) in fp16 22.6, 50 % full, and 20.8.
     least = 0.75 if seen.elements > 512 else 0.55 if problem.backward else 0.5
@@ -185,11 +187,15 @@ def _of_positions(problem: Problem, seen: HeldUnits, full: float) -> bool | None
         # and 6.8.
         return False
     many = seen.units > 8 * PROCESSORS and size == 2 and load_bytes(problem) < WIDE_LOAD
-    if many and uneven(seen) and (problem.backward or seen.elements >= LARGE_HELD):
+    if many and uneven(seen) and seen.elements > (SHORT_WHOLE if problem.backward else LARGE_HELD - 1):
         # A position's channels of a group are fewer bytes than memory moves: (8, 1305, 21, 21) in 261 groups in bf16
         # with gelu takes 24.1 us held, and 20.1 in tiles, backward 44 and 29, in fp16 34.6 and 18.7, (20, 690, 16, 16)
-        # in 230 in bf16 18.6 and 14.2, (8, 1505, 15, 15) in 301 with relu 20.9 and 17.1, forward 13.5, and 14.4.
+        # in 230 in bf16 18.6 and 14.2, (8, 1505, 15, 15) in 301 with relu 20.9 and 17.1, forward 13.5, and 14.4. Short
+        # groups are read once all the same: the backward of (28, 1665, 125) in 555 in bf16 with gelu_tanh takes 25.8 us
+        # held, and 62 in tiles, of (1481, 81, 125) in 27 in fp16 with scale and shift 58 and 117.
         return False
+    if problem.backward and size == 2 and seen.columns == 2 and seen.elements >= 2048 and full < 0.6 and not small:
+        return False  # (20, 1282, 24, 24) in 641 groups in bf16 with scale and shift takes 66 us held, and 46 in tiles
     wide = load_bytes(problem) == WIDEST_LOAD
     large = seen.elements == SHARING_HELD and seen.units > 2 * PROCESSORS
     if not (problem.backward or wide) and uneven(seen) and large:
@@ -261,11 +267,10 @@ def _holding_forward_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
 def _holding_planes_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
     """:func:`holding_pays` of the backward of channels of samples."""
     size = DTYPE_BYTES[problem.dtype]
-    many = seen.elements >= SHARING_HELD and seen.units > PROCESSORS
-    full_of = seen.elements == MOST_HELD and problem.norm.activation is not None
-    if size == 2 and (problem.norm.smooth or full_of) and many and load_bytes(problem) < WIDE_LOAD:
-        # (25, 45, 71, 71) in bf16 with silu takes 31 us held, and 20 in tiles, but (1, 47, 85, 85) 3.9 and 5.6,
-        # (16, 180, 12795) in fp16 with relu 115 and 97.
+    if size == 2 and seen.elements == MOST_HELD and seen.units > PROCESSORS and load_bytes(problem) < WIDE_LOAD:
+        # (16, 180, 12795) in fp16 with relu takes 115 us held, and 97 in tiles, (3, 96, 23, 23, 23) 14.0 and 10.5, but
+        # (1, 47, 85, 85) in bf16 with silu 3.9 and 5.6, (21, 96, 7871) 40.7 and 46.7, (15, 32, 4837) in fp16 with scale
+        # and shift and gelu 10.6 and 13.9.
         return False
     if size == 2 and load_bytes(problem) >= WIDE_LOAD and seen.elements >= LARGE_HELD:
         # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
@@ -281,15 +286,14 @@ def _holding_planes_pays(problem: Problem, seen: HeldUnits, full: float) -> bool
             least = 0.85
         return seen.elements == LARGE_HELD or simple or full >= least
     many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
-    if many and full_of_singles(problem):
-        return False
     if size == 4 and problem.norm.smooth and many and load_bytes(problem) >= WIDE_LOAD:
         return False  # (16, 100, 100, 100) in fp32 with silu takes 100 us held, and 81 in steps
     # (80, 1697, 16, 9) in fp16 with silu takes 55 us held, 56 % full, and 83 in tiles, on an H100 (25, 700, 289)
     # 21, and 28, (20, 300, 555) in bf16 11.3, and 15.9, (20, 200, 2209) in fp16 24.6, and 31.6.
     odd = 512 <= seen.elements <= SHARING_HELD
-    # (55, 604, 14, 5) in fp16 takes 9.4 us held, 55 % full, and 14.4 in tiles.
-    least = 0.5 if seen.elements <= 128 else 0.55 if seen.elements == 256 else 0.6
+    # (55, 604, 14, 5) in fp16 takes 9.4 us held, 55 % full, and 14.4 in tiles, (35, 768, 9, 15) with relu 12.1, 53 %
+    # full, and 18.1.
+    least = 0.5 if seen.elements <= 256 else 0.6
     return _are_short(problem, seen) or odd or full >= least or size > 2
 
 
@@ -303,9 +307,10 @@ def _holding_groups_pays(problem: Problem, seen: HeldUnits, full: float) -> bool
     if size == 2 and seen.elements == SHARING_HELD and fills_tiles(problem, seen):
         return False  # (4, 1024, 13, 13) in 32 groups in fp16 takes 8.0 us held, and 5.1 in tiles
     large = seen.elements == SHARING_HELD and _singles(problem)
-    many = seen.units > 4 * PROCESSORS and problem.norm.activation is None and not problem.modulated
-    if large and many:
-        return True  # (20, 512, 17, 17) in 32 groups takes 18.5 us held, and 24 in tiles
+    if large and seen.units > 4 * PROCESSORS and problem.norm.activation is None:
+        # (20, 512, 17, 17) in 32 groups takes 18.5 us held, and 24 in tiles, (26, 320, 11, 7, 5) with scale and shift
+        # 20.2, 47 % full, and 27.
+        return True
     if _singles(problem) and problem.view.numel > SMALL_HELD and (full < 0.6 or seen.elements == MOST_HELD):
         return False  # (12, 960, 21, 21) in 32 groups in fp32 takes 36 us held, and 24 in tiles
     pairs = _is_small(problem) and seen.positions and size == 2 and seen.columns in (2, 4)
@@ -355,7 +360,14 @@ def _narrow_groups_pay(problem: Problem, seen: HeldUnits, full: float) -> bool:
             return seen.elements < LARGE_HELD
         read_twice = 2 * DTYPE_BYTES[problem.dtype] * problem.view.numel > CACHED_BYTES
         if short:
-            return read_twice and seen.rows <= MANY_PLANES and full >= 0.8
+            # (155, 1024, 63) in bf16 with relu takes 47 us held, and 64 in tiles, (77, 2048, 63) in fp16 49 and 62, in
+            # bf16 with scale and shift 74 and 69.
+            if seen.rows > MANY_PLANES and (problem.norm.smooth or problem.modulated):
+                return False
+            # Many channels are faster in tiles where these find both tensors in the L2 a second time.
+            some = 8 if seen.elements < LARGE_HELD else 4
+            many = seen.rows > MANY_PLANES and some * DTYPE_BYTES[problem.dtype] * problem.view.numel > CACHED_BYTES
+            return (read_twice or many) and full >= 0.8
         if seen.rows > MANY_PLANES or seen.units <= 3 * PROCESSORS:
             return False
     many = seen.units > 4 * PROCESSORS and not problem.modulated
@@ -463,9 +475,13 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
             return False  # (3, 1441, 4557) in bf16 takes 56 us held, and 37 in tiles, (7, 1000, 1501) in fp16 28 and 22
         if (seen.flat or wide) and full >= (0.58 if wide else 0.75) and seen.rows < SPREAD_PAYS and not long:
             return seen.elements <= SHARING_HELD or not problem.backward
-        if problem.backward and size == 2 and seen.elements > SHARING_HELD and full < 0.6:
-            return False  # (28, 2031, 7, 7, 7) in bf16 with relu takes 121 us held, and 68 in tiles
-        return full >= 0.55 and not long and tiled(problem) is problem.folded
+        if problem.backward and size == 2 and seen.elements > SHARING_HELD and (full < 0.6 or seen.narrow(problem)):
+            # (28, 2031, 7, 7, 7) in bf16 with relu takes 121 us held, and 68 in tiles, (14, 569, 925) 27 and 21,
+            # (107, 639, 117) 39 and 28, (12, 777, 857) 26.3 and 21.5, (28, 1278, 447) 48 and 45.
+            return False
+        # (5, 2048, 15, 15) in bf16 takes 6.5 us backward held, 55 % full, and 9.6 in tiles.
+        least = 0.5 if problem.backward and seen.elements <= 2048 else 0.55
+        return full >= least and not long and tiled(problem) is problem.folded
     # (9, 132, 272) in fp32 with relu takes 3.2 us held, 30 % full, and 6.1 in tiles, backward 3.5 and 4.9, (18, 96, 18,
     # 18) 4.3, 36 % full, and 6.5, backward 4.6 and 6.4.
     # (9, 10, 24, 14) in bf16 takes 2.3 us forward held, 37 % full, and 4.3 in tiles.

@@ -343,8 +343,11 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         tiles = 1  # (30, 960, 13, 13) in 32 groups in fp32 with silu takes 45.6 us so, and 57 with three
     else:
         tiles = shares(count, max(min(8, programs // 1000), programs // PLANE_PROGRAMS) if large else count)
-    if tiles == count >= 2 * SHARED_PLANE and wide == 1 and not odd and programs // tiles < 3 * PROCESSORS:
-        tiles = shares(count, count // 2)  # (2, 1280, 40, 40) in 32 groups in fp16 takes 13.3 us so, and 14.8 by planes
+    some = (3 if wide == 1 else 2) * PROCESSORS
+    if tiles == count >= 2 * SHARED_PLANE and wide <= 2 and not odd and programs // tiles < some:
+        # (2, 1280, 40, 40) in 32 groups in fp16 takes 13.3 us so, and 14.8 by planes, (17, 8, 24, 24, 24) in 4 in fp32
+        # with relu 12.6 and 16.4.
+        tiles = shares(count, count // 2)
     merges = not problem.norm.per_batch and 2 * view.group_channels <= MERGED_BACKWARD
     if programs < PROCESSORS * count and count >= SHARED_PLANE and tiles == count and merges:
         tiles = shares(count, count // 2)  # (9, 7, 95, 107) in fp32 in one group takes 9.2 us so, and 12.1 by planes
