@@ -568,7 +568,20 @@ def test_which_slabs_have_leaders(problem: Problem, lanes: int, parts: int, lead
         (problem_of((59, 512, 560), 8, torch.float32, "relu", backward=True), "hopper.resident"),
         (over_batch((230, 512, 31, 17), None, torch.float32, backward=True), "triton.tiles"),  # 52 %
         (problem_of((38, 192, 177, 177), 192, activation=None, backward=True), "hopper.resident"),
-        (problem_of((16, 256, 57, 57), activation=None, backward=True), "triton.tiles"),  # 27 MB
+        (problem_of((16, 256, 57, 57), activation=None, backward=True), "hopper.resident"),  # 27 MB
+        (problem_of((8, 8, 149191), 8, activation="relu", backward=True), "triton.tiles"),  # 19 MB
+        (problem_of((4, 4, 731, 600), 4, torch.float32, "silu", backward=True), "hopper.resident"),
+        (problem_of((26, 320, 593), 32, torch.float32, None, modulated=True, backward=True), "hopper.resident"),
+        (problem_of((9, 64, 4200), 8, torch.float32, None, modulated=True, backward=True), "triton.tiles"),
+        (problem_of((33, 512, 1163), 32, activation=None, modulated=True, backward=True), "hopper.resident"),  # 57 %
+        (problem_of((72, 128, 2147), 32, torch.float16, "silu", backward=True), "triton.tiles"),  # 52 %
+        (problem_of((12, 512, 3039), 32, backward=True), "hopper.resident"),  # 74 %
+        (problem_of((58, 128, 4019), 32, activation=None, backward=True), "hopper.resident"),
+        (problem_of((3, 768, 160, 160), 768, torch.float16, None), "hopper.resident"),
+        (problem_of((30, 128, 140, 144), 128), "hopper.resident"),
+        (problem_of((3, 768, 120, 120), 768, torch.float16, None), "triton.whole"),
+        (problem_of((3, 768, 160, 160), 768, torch.float32, None), "triton.whole"),
+        (problem_of((3, 200, 105, 335), 200, torch.float16, None, last=True), "triton.tiles"),  # slabs of a vector
         (over_batch((60, 64, 32, 32), dtype=torch.float16), "hopper.resident"),  # short planes in one wave
         (over_batch((100, 128, 24, 24), None), "hopper.resident"),
         (over_batch((60, 64, 32, 32), "gelu"), "triton.tiles"),

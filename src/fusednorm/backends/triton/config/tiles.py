@@ -96,6 +96,8 @@ LONG_POINTS = 512
 #: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
 #: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
 SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 4000, 16384
+#: Rows of channels_last that are few for a sample, of one position each and of several.
+MOST_FEW_ROWS, MOST_FEW_LONG_ROWS = 32, 64
 #: Tiles of rows of several positions that one program of a backward takes at least, how many such programs leave so
 #: many partials that larger tiles pay, and the most programs of one warp.
 REPEATED_TILES, MANY_REPEATED, REPEATED_PROGRAMS = 8, 64, 1800
@@ -468,6 +470,9 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     if not wide:
         # In a small problem fewer partials are worth more than more programs.
         positions = max(1, 2 * 32 * SCALAR_ELEMENTS * (2 if view.numel <= FEW else 1) // read)
+        if problem.backward and size == 4 and positions // 2 < view.spatial <= 3 * positions // 4:
+            # In one tile (67, 1973, 3, 3) in one group in fp32 with gelu takes 23.1 us, and 13.8 in two of half of it.
+            positions //= 2
         count = -(-view.spatial // positions)
         programs = SCALAR_PROGRAMS if runs.repeat == 1 else SCALAR_PROGRAMS // 2
         tiles = max(1, shares(count, blocks * count // programs), -(-count // most_chunks))
@@ -522,7 +527,10 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         return _with_positions(problem, view, moments, reduction, output)
     if problem.backward:
         reduction = PassConfig(read, positions, tiles, 2, BACKWARD_STAGES)
-        if runs.repeat > 1 and size == 2:
+        few = _of_few_rows(problem, view, runs.repeat)
+        if few is not None:
+            reduction = few
+        elif runs.repeat > 1 and size == 2:
             reduction = _repeated(problem, reduction, view)
         elif runs.repeat == 1 and size == 4 and tiles >= 4 and blocks * -(-count // tiles) <= 300:
             # (91, 192, 64) with silu takes 10.8 us so, and 12.2, (1, 1280, 56, 8) with gelu_tanh 8.3 and 9.0.
@@ -609,6 +617,23 @@ def _repeated(problem: Problem, reduction: PassConfig, view: View) -> PassConfig
         tiles=2 * tiles if programs > REPEATED_PROGRAMS else tiles,
         warps=1,
     )
+
+
+def _of_few_rows(problem: Problem, view: View, repeat: int) -> PassConfig | None:
+    """A backward's pass that reads samples of few rows of 16 bits: all of them to a program of one warp, so that what a
+    thread reads of its channels is for as many elements as can be. None for others, and where programs would be few. Of
+    rows of several positions batch_norm of (121, 1131, 17, 8) in bf16 with scale and shift and silu takes 98 us so, and
+    124 in tiles of 32 channels by 16 rows, (52, 2167, 209) in 11 groups in bf16 88 and 102, (100, 475, 12, 12) in 5
+    with relu 32.6 and 39.3, (60, 333, 11, 11) in fp16 with silu 16.5 and 19.0, (77, 305, 1331), of 168 rows, 95 and 99;
+    of others (34, 2048, 3, 3, 3) with scale and shift and gelu 15.5 and 17.6, (58, 1280, 7, 7) in 32 groups in fp16
+    with silu 18.4 and 18.9, but batch_norm of (60, 1024, 14, 14) in bf16 with scale and shift 35.7 and 34.3."""
+    lanes, rows = 2 * READ_CHANNELS, 4
+    few = view.spatial <= (MOST_FEW_ROWS if repeat == 1 else MOST_FEW_LONG_ROWS) and view.channels > READ_CHANNELS
+    if DTYPE_BYTES[problem.dtype] > 2 or not few or view.spatial < rows:
+        return None
+    if view.samples * -(-view.channels // lanes) < 4 * PROCESSORS:
+        return None
+    return PassConfig(lanes, rows, -(-view.spatial // rows), 1, BACKWARD_STAGES)
 
 
 def _gradients_of_channels(problem: Problem, write: int) -> PassConfig:
