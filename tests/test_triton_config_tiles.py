@@ -579,7 +579,9 @@ def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
         (("instance_norm", 0, "silu"), (1, 640, 24, 608), torch.float32, True, PassConfig(64, 8, 20, 2, 3)),
         (("instance_norm", 0, None), (1, 640, 24, 608), torch.float32, True, PassConfig(64, 8, 28, 2, 3)),
         (("batch_norm", 0, None), (121, 1280, 3, 8), torch.float16, True, PassConfig(64, 16, 6, 2, 3)),  # no repeats
-        (("group_norm", 1, "relu"), (62, 1275, 9, 9), torch.float16, True, PassConfig(32, 16, 1, 1, 3)),
+        (("group_norm", 1, "relu"), (62, 1275, 9, 9), torch.float16, True, PassConfig(128, 4, 3, 1, 3)),
+        (("group_norm", 3, None), (90, 555, 8, 8), torch.bfloat16, True, PassConfig(128, 4, 2, 1, 3)),
+        (("group_norm", 5, "relu"), (100, 475, 12, 12), torch.bfloat16, True, PassConfig(128, 4, 5, 1, 3)),
         (("instance_norm", 0, None), (17, 539, 137, 41), torch.float16, True, PassConfig(64, 8, 88, 1, 3)),  # fewer
     ],
 )  # fmt: skip

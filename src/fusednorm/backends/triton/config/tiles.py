@@ -631,7 +631,8 @@ def _of_few_rows(problem: Problem, view: View, repeat: int) -> PassConfig | None
     few = view.spatial <= (MOST_FEW_ROWS if repeat == 1 else MOST_FEW_LONG_ROWS) and view.channels > READ_CHANNELS
     if DTYPE_BYTES[problem.dtype] > 2 or not few or view.spatial < rows:
         return None
-    if view.samples * -(-view.channels // lanes) < 4 * PROCESSORS:
+    # (8, 1305, 21, 21) in 261 groups in fp16, 656 such programs, takes 19.6 us so, and 19.4 in tiles of 32 by 16.
+    if view.samples * -(-view.channels // lanes) < (4 if repeat == 1 else 6) * PROCESSORS:
         return None
     return PassConfig(lanes, rows, -(-view.spatial // rows), 1, BACKWARD_STAGES)
 
