@@ -3,6 +3,8 @@ kernel makes of them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from interpreter_support import interpreted
@@ -166,25 +168,17 @@ CODE = """
 import json
 
 import torch
+from fusednorm.backends.triton import runs
 from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
 from fusednorm.backends.triton.instances import TILES
 from fusednorm.bench.workloads import Workload
 from test_configs import wrong
 
+runs.REPEATED, runs.REPEATED_GROUPS = (0, 0), 0  # small inputs have rows of several positions too
 found, count, ways = [], 0, []
-for lanes, positions, tiles, stages, family, shape, groups, dtype, activation, modulated in (
-    (64, 1, 3, 3, "group_norm", (2, 12, 9, 13), 3, "float16", "silu", True),
-    (64, 2, 2, 1, "group_norm", (3, 5, 7, 9), 1, "float32", "gelu", False),
-    (32, 1, 2, 3, "instance_norm", (3, 3, 7, 9), 0, "float16", None, False),
-    (128, 4, 1, 1, "batch_norm", (5, 7, 6, 5), 0, "float16", "relu", False),
-    (128, 1, 4, 2, "batch_norm", (2, 20, 9, 8), 0, "float32", None, True),
-    (64, 1, 2, 2, "instance_norm", (2, 33, 5, 5), 0, "float32", "silu", False),
-    (16, 1, 2, 2, "group_norm", (2, 40, 5, 5), 5, "float32", None, False),
-    (64, 2, 2, 2, "batch_norm", (333, 1), 0, "float32", "silu", False),
-    (64, 1, 2, 2, "batch_norm", (333, 2), 0, "float16", "silu", False),
-):
+for lanes, positions, tiles, stages, family, shape, groups, dtype, activation, modulated in DRAWN:
     workload = Workload(family, shape, groups, dtype, "nhwc", activation, modulated)
-    config = TilesConfig(PassConfig(lanes, positions, tiles, 1, stages, long=True), PassConfig(16, 8, 2, 1))
+    config = TilesConfig(PassConfig(lanes, positions, tiles, 1, stages, long=LONG), PassConfig(16, 8, 2, 1))
     plans = []
 
     def configs(problem):
@@ -200,6 +194,27 @@ print(json.dumps([count, found, ways]))
 """
 
 
+LONG = [
+    (64, 1, 3, 3, "group_norm", (2, 12, 9, 13), 3, "float16", "silu", True),
+    (64, 2, 2, 1, "group_norm", (3, 5, 7, 9), 1, "float32", "gelu", False),
+    (32, 1, 2, 3, "instance_norm", (3, 3, 7, 9), 0, "float16", None, False),
+    (128, 4, 1, 1, "batch_norm", (5, 7, 6, 5), 0, "float16", "relu", False),
+    (128, 1, 4, 2, "batch_norm", (2, 20, 9, 8), 0, "float32", None, True),
+    (64, 1, 2, 2, "instance_norm", (2, 33, 5, 5), 0, "float32", "silu", False),
+    (16, 1, 2, 2, "group_norm", (2, 40, 5, 5), 5, "float32", None, False),
+    (64, 2, 2, 2, "batch_norm", (333, 1), 0, "float32", "silu", False),
+    (64, 1, 2, 2, "batch_norm", (333, 2), 0, "float16", "silu", False),
+]
+#: Samples of few rows, of several positions and of one, all of them in one program or in several.
+FEW = [
+    (128, 4, 2, 3, "group_norm", (3, 35, 8, 9), 5, "float16", "silu", True),
+    (128, 4, 3, 3, "instance_norm", (4, 27, 9, 9), 0, "float16", None, False),
+    (128, 4, 3, 3, "batch_norm", (3, 33, 9, 9), 0, "float16", "relu", True),
+    (128, 4, 7, 3, "batch_norm", (3, 144, 3, 9), 0, "float16", "gelu", True),
+    (64, 8, 1, 1, "group_norm", (3, 99, 3, 3), 1, "float32", "gelu", False),
+]
+
+
 # The positions of a row, whether rows are those of the whole tensor, and whether their sums are one channel's.
 WAYS = [
     *([positions, True, True] for positions in (4, 12, 8, 16)),
@@ -209,9 +224,21 @@ WAYS = [
 ]
 
 
+def of_drawn(drawn: list[Any], long: bool) -> Any:
+    return interpreted(f"DRAWN, LONG = {drawn!r}, {long}\n{CODE}")
+
+
 def test_long_rows_are_right() -> None:
     """Rows within a sample and across samples, full and not, at once and in steps, and rows of one position."""
-    count, found, ways = interpreted(CODE)
+    count, found, ways = of_drawn(LONG, True)
     assert found == []
     assert count == len(ways)
     assert ways == WAYS
+
+
+def test_few_rows_are_right() -> None:
+    """Rows within a sample and across samples, whole and not."""
+    count, found, ways = of_drawn(FEW, False)
+    assert found == []
+    assert count == len(FEW)
+    assert ways == [[8, False, False], [8, True, False], [8, True, False], [1, False, False], [1, False, False]]
