@@ -533,7 +533,8 @@ def _are_long_planes(problem: Problem, chosen: Instance) -> bool:
         return False
     if problem.backward:
         return chosen is triton.ROWS
-    return chosen in (triton.ROWS, triton.WHOLE) and DTYPE_BYTES[problem.dtype] == 2
+    alone = problem.added is None and DTYPE_BYTES[problem.dtype] == 2
+    return alone and chosen in (triton.ROWS, triton.WHOLE)
 
 
 def _may_take_one_wave(problem: Problem) -> bool:
