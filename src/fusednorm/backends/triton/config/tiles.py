@@ -527,9 +527,9 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         return _with_positions(problem, view, moments, reduction, output)
     if problem.backward:
         reduction = PassConfig(read, positions, tiles, 2, BACKWARD_STAGES)
-        few = _of_few_rows(problem, view, runs.repeat)
-        if few is not None:
-            reduction = few
+        of_few_rows = _of_few_rows(problem, view, runs.repeat)
+        if of_few_rows is not None:
+            reduction = of_few_rows
         elif runs.repeat > 1 and size == 2:
             reduction = _repeated(problem, reduction, view)
         elif runs.repeat == 1 and size == 4 and tiles >= 4 and blocks * -(-count // tiles) <= 300:
