@@ -612,6 +612,7 @@ def test_which_slabs_have_leaders(problem: Problem, lanes: int, parts: int, lead
         (of_rows(66, 65536), "triton.rows"),
         (of_rows(40, 61593, family="rms_norm", activation="gelu"), "hopper.row_parts"),
         (of_rows(20, 61593, family="rms_norm", activation="gelu"), "triton.rows"),
+        (of_rows(47, 61182, family="rms_norm", activation="silu"), "triton.rows"),
         (of_rows(1056, 16384), "hopper.row_parts"),
         (of_rows(1056, 16384, family="rms_norm"), "hopper.rows"),
         (of_rows(264, 24576, family="rms_norm"), "hopper.row_parts"),

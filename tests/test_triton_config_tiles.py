@@ -581,6 +581,8 @@ def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
         (("batch_norm", 0, None), (121, 1280, 3, 8), torch.float16, True, PassConfig(64, 16, 6, 2, 3)),  # no repeats
         (("group_norm", 1, "relu"), (62, 1275, 9, 9), torch.float16, True, PassConfig(128, 4, 3, 1, 3)),
         (("group_norm", 3, None), (90, 555, 8, 8), torch.bfloat16, True, PassConfig(128, 4, 2, 1, 3)),
+        (("group_norm", 1, "gelu"), (67, 1973, 3, 3), torch.float32, True, PassConfig(64, 8, 1, 1, 1)),
+        (("group_norm", 4, "relu"), (17, 8, 24, 24, 24), torch.float32, False, PassConfig(1, 512, 9, 2, 3)),
         (("group_norm", 5, "relu"), (100, 475, 12, 12), torch.bfloat16, True, PassConfig(128, 4, 5, 1, 3)),
         (("instance_norm", 0, None), (17, 539, 137, 41), torch.float16, True, PassConfig(64, 8, 88, 1, 3)),  # fewer
     ],
@@ -594,6 +596,15 @@ def test_the_passes_of_drawn_shapes_that_were_measured(
     x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=memory)
     problem = backward_problem(norm_of(family, groups, activation=resolve(activation)), BackwardOperands(x, x, x, x))
     assert passes_for(tiled(problem)).reduction == reduction
+
+
+def test_the_backward_of_samples_of_few_rows() -> None:
+    """batch_norm of (34, 2048, 3, 3, 3) with scale and shift, whose samples have 27 rows each."""
+    x = torch.empty(34, 2048, 3, 9, dtype=torch.bfloat16, device="meta").contiguous(memory_format=torch.channels_last)
+    scale = torch.empty(34, 2048, dtype=torch.bfloat16, device="meta")
+    given = BackwardOperands(x, x, x, x, scale=scale, shift=scale)
+    problem = backward_problem(norm_of("batch_norm", activation=resolve("gelu")), given)
+    assert passes_for(tiled(problem)).reduction == PassConfig(128, 4, 7, 1, 3)
 
 
 @pytest.mark.parametrize("last", [False, True])
