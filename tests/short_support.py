@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusednorm import repeats
+from fusednorm import repeats, sum_repeats
 from fusednorm.backends.triton import launch, tape
 from fusednorm.backends.triton.launch import Launch
 
@@ -66,5 +66,16 @@ def replayed(call: Any) -> tuple[Any, list[str]]:
         tape.Replay.__call__ = make  # type: ignore[method-assign]
 
 
-def forget() -> None:
+def forget() -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """What is known of calls, which is forgotten."""
+    found = dict(repeats._calls), dict(sum_repeats._calls)
     repeats._calls.clear()
+    sum_repeats._calls.clear()
+    return found
+
+
+def remember(calls: tuple[dict[Any, Any], dict[Any, Any]]) -> None:
+    """What is known is what :func:`forget` gave."""
+    forget()
+    repeats._calls.update(calls[0])
+    sum_repeats._calls.update(calls[1])

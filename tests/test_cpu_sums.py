@@ -101,7 +101,7 @@ def test_rows_of_samples(order: Callable[[Tensor], Tensor], monkeypatch: pytest.
     ):  # fmt: skip
         tensors = given((2, 37, 40), *names, order=order)
         if "pre_gate" in names:
-            monkeypatch.setattr("fusednorm.sums._behind_sum", refuse)
+            monkeypatch.setattr("fusednorm.sum_gradients._behind_sum", refuse)
         assert faults(monkeypatch, "layer_norm", tensors, (40,), activation="silu") == [], names
 
 
@@ -120,7 +120,7 @@ def test_segments_of_gated_rows(
     shape: tuple[int, ...], gate: tuple[int, ...], scale: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gates of more, as many and fewer rows than share a scale; the gradients of a gate, of pre_add, and of both."""
-    monkeypatch.setattr("fusednorm.sums._behind_sum", refuse)
+    monkeypatch.setattr("fusednorm.sum_gradients._behind_sum", refuse)
     tensors = {"x": drawn(*shape), "pre_add": drawn(*shape, seed=1), "pre_gate": drawn(*gate, seed=2)}
     tensors["pre_gate"] = tensors["pre_gate"].bfloat16()
     tensors["weight"] = drawn(24, seed=3)

@@ -38,21 +38,27 @@ from fusednorm.nn import *
 short_support.install()
 FOUND = []
 
-def step(module, x, dy, buffers):
+def outputs(module, x, added):
+    found = module(x, **added)
+    return found if isinstance(found, tuple) else (found,)
+
+def step(module, x, dys, buffers, added):
     module.load_state_dict(buffers)
     versions = {name: buffer._version for name, buffer in module.named_buffers()}
     x = x.detach().requires_grad_()
-    y = module(x)
-    gradients = torch.autograd.grad(y, (x, *module.parameters()), dy)
+    added = {name: each.detach().requires_grad_() if name != "return_sum" else each for name, each in added.items()}
+    tensors = [each for name, each in added.items() if name != "return_sum"]
+    ys = outputs(module, x, added)
+    gradients = torch.autograd.grad(ys, (x, *module.parameters(), *tensors), dys[:len(ys)])
     state = {name: value.clone() for name, value in module.state_dict().items()}
     written = [buffer._version > versions[name] for name, buffer in module.named_buffers()]
     with torch.no_grad():
         module.load_state_dict(buffers)
-        plain = module(x)
+        plain = outputs(module, x, added)
     again = {name: value.clone() for name, value in module.state_dict().items()}
-    return [y.detach(), plain, *gradients, *state.values(), *again.values()], written
+    return [*(y.detach() for y in ys), *plain, *gradients, *state.values(), *again.values()], written
 
-def check(instance, text, shape, dtype, offset=0):
+def check(instance, text, shape, dtype, names="", offset=0):
     short_support.forget()
     torch.manual_seed(0)
     dtype = getattr(torch, dtype)
@@ -62,15 +68,16 @@ def check(instance, text, shape, dtype, offset=0):
     buffers = {name: value.clone() for name, value in module.state_dict().items()}
     count = torch.Size(shape).numel()
     data = lambda: torch.randn(count + offset).to(dtype)[offset:].view(shape)
+    numbers = lambda: torch.randn(shape[:2]).to(dtype)
+    made = {"pre_add": data, "post_add": data, "pre_gate": numbers, "numbers": numbers, "return_sum": lambda: True}
     with fusednorm.use_instance(instance):
         for number in range(5):
-            x, dy = data(), data()
-            (got, written), kernels = short_support.replayed(lambda: step(module, x, dy, buffers))
-            calls = dict(fusednorm.repeats._calls)
-            short_support.forget()
-            wanted, as_first = step(module, x, dy, buffers)
-            short_support.forget()
-            fusednorm.repeats._calls.update(calls)
+            x, dys = data(), (data(), data())
+            added = {name.replace("numbers", "pre_add"): made[name]() for name in names.split()}
+            (got, written), kernels = short_support.replayed(lambda: step(module, x, dys, buffers, added))
+            calls = short_support.forget()
+            wanted, as_first = step(module, x, dys, buffers, added)
+            short_support.remember(calls)
             same = all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
             FOUND.append((same, written == as_first, kernels))
 """
@@ -87,9 +94,66 @@ def test_a_call_that_repeats_gives_what_a_first_one_gives(name: str) -> None:
     assert last.count("move_statistics") == (2 if name == "batch" else 0)
 
 
+PLANES = ["sum_moments_of_planes", "sum_apply"]
+BATCH = ["moments_of_planes", "finalize", "sum_apply", "move_statistics"]
+#: The same with what is around the norm, and the kernels of the replays, of a forward and of a backward.
+SUMS: dict[str, tuple[tuple[str, str, tuple[int, ...], str, str], list[str], list[str]]] = {
+    "rows and the sum": (
+        ("triton.rows", "LayerNorm(24, activation='silu')", (5, 24), "float32", "pre_add return_sum"),
+        ["whole_sum_forward"], ["rows_sum_backward"],
+    ),
+    "rows of a sum": (
+        ("triton.rows", "RMSNorm(24)", (5, 24), "float16", "pre_add"), ["whole_sum_forward"], ["rows_backward"]
+    ),
+    "planes with everything": (
+        ("triton.tiles", "GroupNorm(4, 12)", (3, 12, 5, 5), "float16", "pre_add post_add return_sum"),
+        PLANES, ["sum_reduce", "sum_gradients"],
+    ),
+    "planes of numbers": (
+        ("triton.tiles", "GroupNorm(4, 12, activation='silu')", (3, 12, 5, 5), "float32", "numbers"),
+        PLANES, ["reduce", "gradients"],
+    ),
+    "a gate, whose numbers are made by torch": (
+        ("triton.tiles", "GroupNorm(4, 12, activation='silu')", (3, 12, 5, 5), "float32", "pre_add pre_gate"),
+        [], ["reduce", "gradients"],
+    ),
+    "held": (
+        ("triton.held", "GroupNorm(4, 12, activation='relu')", (3, 12, 3, 3), "float16", "post_add"),
+        ["held_sum_forward"], ["held_sum_backward"],
+    ),
+    "held without an activation": (
+        ("triton.held", "InstanceNorm1d(3, affine=True)", (3, 3, 7), "float64", "post_add"),
+        ["held_sum_forward"], ["held_backward"],
+    ),
+    "batch": (
+        ("triton.tiles", "BatchNorm2d(12, activation='relu')", (3, 12, 4, 4), "float32", "post_add"),
+        BATCH, ["sum_reduce", "sum_gradients"],
+    ),
+    "cumulative batch": (
+        ("triton.held", "BatchNorm2d(12, momentum=None, activation='silu')", (3, 12, 4, 4), "float32", "post_add"),
+        ["held_sum_forward"], ["held_sum_backward"],
+    ),
+    "evaluation": (
+        ("triton.tiles", "BatchNorm2d(12, activation='silu').eval()", (3, 12, 4, 4), "float32", "post_add"),
+        ["sum_apply"], ["sum_reduce", "combine", "sum_gradients"],
+    ),
+}  # fmt: skip
+
+
+def test_a_call_with_sums_that_repeats_gives_what_a_first_one_gives() -> None:
+    checks = "\n".join(f"check{call}" for call, *_ in SUMS.values())
+    found = interpreted(f"{CODE}\n{checks}\nprint(json.dumps(FOUND))")
+    for number, (name, (_, forward, backward)) in enumerate(SUMS.items()):
+        five = found[5 * number : 5 * number + 5]
+        assert [(same, written) for same, written, _ in five] == [(True, True)] * 5, name
+        first, *_, last = [kernels for *_, kernels in five]
+        assert first == [], name
+        assert last == [*forward, *backward, *forward], name
+
+
 @pytest.mark.parametrize("name", ["rows", "batch"])
 def test_tensors_that_are_not_aligned_go_through_the_plan(name: str) -> None:
-    found = interpreted(f"{CODE}\ncheck{(*CALLS[name], 1)}\nprint(json.dumps(FOUND))")
+    found = interpreted(f"{CODE}\ncheck{(*CALLS[name], '', 1)}\nprint(json.dumps(FOUND))")
     assert found == [[True, True, []]] * 5
 
 

@@ -243,7 +243,7 @@ def test_results_are_right(form: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("form", [form for form in FORMS if not rows(form)])
 def test_a_sum_per_sample_and_channel(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusednorm.sums.LEAST_SUMMED", 0)  # as of large images
+    monkeypatch.setattr("fusednorm.sum_gradients.LEAST_SUMMED", 0)  # as of large images
     for dtype in (torch.float32, torch.bfloat16):
         for names in (("small_add",), ("small_add", "pre_gate"), ("small_add", "post_add")):
             one = case(form, (2, 9, 5, 7), dtype, *names, activation="silu", order=channels_last)
@@ -577,7 +577,7 @@ def test_images_in_channels_last(form: str, monkeypatch: pytest.MonkeyPatch) -> 
     """One kernel adds s and takes its statistics, and one the rest; backward where an activation meets post_add. Few
     channels make rows of several positions; samples are cut into slabs, and lie apart."""
     monkeypatch.setattr("fusednorm.sums.around", refuse)
-    monkeypatch.setattr("fusednorm.sums._composed_backward", refuse)
+    monkeypatch.setattr("fusednorm.sum_gradients._composed_backward", refuse)
     every_second = lambda x: channels_last(x.repeat_interleave(2, 0))[::2]  # noqa: E731
     whole, small = ("pre_add", "post_add"), ("small_add", "pre_gate")
     for shape, dtype, names in (

@@ -265,13 +265,13 @@ def test_gradients_of_numbers() -> None:
     found = interpreted(
         PRELUDE
         + """
-from fusednorm import sums
+from fusednorm import sum_gradients
 from fusednorm.backends.triton import runs
 from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
 from fusednorm.backends.triton.launch import Launch
 
 runs.REPEATED = 0, 0  # small tensors have rows of several positions too
-sums.LEAST_NUMBERED = 0
+sum_gradients.LEAST_NUMBERED = 0
 launch, launched, faults, made = Launch.__call__, [], [], []
 
 
@@ -311,11 +311,11 @@ launched.clear()
 one = case("group_norm", (2, 6, 9, 13), single, "small_add")
 run("triton.tiles", one)  # with a gradient of the sum, which belongs to the gradient of the numbers too
 with_sum = launched.count("gradients_of_numbers")
-sums.LEAST_NUMBERED = 1 << 20
+sum_gradients.LEAST_NUMBERED = 1 << 20
 run("triton.tiles", replace(one, returns_sum=False))
 faults += [name for name in launched if name == "gradients_of_numbers"]
 
-sums.LEAST_NUMBERED = 0
+sum_gradients.LEAST_NUMBERED = 0
 sizes = (2, 6, 9, 7), (2, 6), (6,), (2, 6)
 x, t, w, s = (drawn(*size, seed=seed).requires_grad_() for seed, size in enumerate(sizes))
 with fusednorm.use_instance("triton.tiles"):

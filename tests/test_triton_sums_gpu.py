@@ -130,7 +130,7 @@ def test_post_add_of_images(
     forwards = ("TilesSumForward", "HeldSumForward", "WholeSumForward")
     assert len(made) == 2
     assert made[0] in forwards
-    assert made[1] in ("TilesSumBackward", "HeldSumBackward")
+    assert made[1] in ("TilesSumBackward", "HeldSumBackward", "ResidentSumBackward")
 
 
 @pytest.mark.parametrize("form", ["batch_norm", "group_norm", "instance_norm"])
@@ -191,7 +191,9 @@ def test_pre_add_of_large_images(
     made = plans_made(monkeypatch)
     found = one.run()
     assert one.faults(found) == []
-    assert [name for name in made if name != "NoneType"] == ["TilesSumForward", "TilesSumBackward"]
+    forward, backward = (name for name in made if name != "NoneType")
+    assert forward == "TilesSumForward"
+    assert backward in ("TilesSumBackward", "ResidentSumBackward")
     for _ in range(10):
         assert torch.equal(one.run()["output"], found["output"])
         assert torch.equal(without_gradients(one), found["output"])

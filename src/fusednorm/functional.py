@@ -41,6 +41,7 @@ from fusednorm.quantization import quantized_outputs
 from fusednorm.repeats import keep, repeated
 from fusednorm.running import update_running
 from fusednorm.signatures import Parts
+from fusednorm.sum_repeats import keep_sums, repeated_sums
 from fusednorm.sums import around, fused, normalize_sums, straight
 
 TwoTensors = tuple[Tensor, Tensor]
@@ -89,6 +90,22 @@ def _types(normalized_shape: Sequence[int]) -> tuple[type, ...]:
 def _returned(results: Results, sums: Sums | None) -> Any:
     """What a public function returns: the output, or (output, s) where the caller asked for s."""
     return results.output if sums is None or not sums.return_sum else (results.output, results.sum)
+
+
+def _with_sums(
+    function: str,
+    call: tuple[object, ...] | None,
+    activation: str | Activation | None,
+    norm: Norm,
+    operands: Operands,
+    sums: Sums,
+) -> Any:
+    """What a public function returns for checked operands and sums that were not known; ``call`` is None where the
+    call is not to be."""
+    results = normalize_sums(function, norm, operands, sums)
+    if call is not None:
+        keep_sums(call, activation, norm, sums, operands)
+    return _returned(results, sums)
 
 
 @overload
@@ -165,18 +182,23 @@ def group_norm(
                 **({} if sums is None else sums.keywords()),
             )  # fmt: skip
     call = None
-    if sums is None and not _is_compiling():
+    if not _is_compiling():
         # The types too: True is equal to 1, and is no number of groups.
         call = ("group_norm", num_groups, type(num_groups), channel_dim, type(channel_dim), eps)
-        output = repeated(call, activation, input, weight, bias, scale, shift)
-        if output is not None:
-            return output
+        if sums is not None:
+            results = repeated_sums(call, activation, sums, Operands(input, weight, bias, scale, shift))
+            if results is not None:
+                return _returned(results, sums)
+        else:
+            output = repeated(call, activation, input, weight, bias, scale, shift)
+            if output is not None:
+                return output
     operands = Operands(input, weight, bias, scale, shift)
     channels = arguments.check_channels("group_norm", operands, eps, channel_dim)
     arguments.check_groups("group_norm", input, channels, num_groups)
     norm = call_norm("group_norm", num_groups, channel_dim, eps, activation)
     if sums is not None:
-        return _returned(normalize_sums("group_norm", norm, operands, sums), sums)
+        return _with_sums("group_norm", call, activation, norm, operands, sums)
     output = normalize(norm, operands, False).output
     if call is not None:
         keep(call, activation, norm, operands)
@@ -258,12 +280,17 @@ def instance_norm(
     given = not use_input_stats
     updates = not given and (running_mean is not None or running_var is not None)
     call = None
-    if not updates and sums is None and not _is_compiling():
+    if not updates and not _is_compiling():
         call = ("instance_norm", given, momentum, channel_dim, type(channel_dim), eps)
         mean, var = (running_mean, running_var) if given else (None, None)
-        output = repeated(call, activation, input, weight, bias, scale, shift, mean, var)
-        if output is not None:
-            return output
+        if sums is not None:
+            results = repeated_sums(call, activation, sums, Operands(input, weight, bias, scale, shift, mean, var))
+            if results is not None:
+                return _returned(results, sums)
+        else:
+            output = repeated(call, activation, input, weight, bias, scale, shift, mean, var)
+            if output is not None:
+                return output
     operands = Operands(input, weight, bias, scale, shift)
     channels = arguments.check_channels("instance_norm", operands, eps, channel_dim)
     arguments.check_running("instance_norm", input, running_mean, running_var, channels, use_input_stats)
@@ -272,7 +299,7 @@ def instance_norm(
         operands.mean, operands.var = running_mean, running_var
         norm = call_norm("batch_norm", 0, channel_dim, eps, activation, False)
         if sums is not None:
-            return _returned(normalize_sums("instance_norm", norm, operands, sums), sums)
+            return _with_sums("instance_norm", call, activation, norm, operands, sums)
         output = normalize(norm, operands, False).output
         if call is not None:
             keep(call, activation, norm, operands)
@@ -288,7 +315,9 @@ def instance_norm(
         assert running_mean is not None and running_var is not None
         assert results.mean is not None and results.var is not None
         update_running(running_mean, running_var, results.mean.mean(0), results.var.mean(0), positions, momentum)
-    if call is not None:
+    if call is not None and sums is not None:
+        keep_sums(call, activation, norm, sums, operands)
+    elif call is not None:
         keep(call, activation, norm, operands)
     return _returned(results, sums)
 
@@ -424,19 +453,24 @@ def layer_norm(
         operands = Operands(input, weight, bias, scale, shift)
         return _modulated("layer_norm", operands, normalized_shape, eps, activation, channel_dim, sums)
     call = None
-    if sums is None and not _is_compiling():
+    if not _is_compiling():
         # One size apart, as the rows of most models: its type costs a third of what a tuple of one type does.
         one = type(normalized_shape) is tuple and len(normalized_shape) == 1
         kind = type(normalized_shape[0]) if one else _types(normalized_shape)
         call = ("layer_norm", normalized_shape, kind, channel_dim, type(channel_dim), eps)
-        output = repeated(call, activation, input, weight, bias)
-        if output is not None:
-            return output
+        if sums is not None:
+            results = repeated_sums(call, activation, sums, Operands(input, weight, bias))
+            if results is not None:
+                return _returned(results, sums)
+        else:
+            output = repeated(call, activation, input, weight, bias)
+            if output is not None:
+                return output
     operands = Operands(input, weight, bias)
     num_dims = arguments.check_normalized("layer_norm", operands, normalized_shape, eps, channel_dim)
     norm = call_norm("layer_norm", num_dims, 1, eps, activation)
     if sums is not None:
-        return _returned(normalize_sums("layer_norm", norm, operands, sums), sums)
+        return _with_sums("layer_norm", call, activation, norm, operands, sums)
     output = normalize(norm, operands, False).output
     if call is not None:
         keep(call, activation, norm, operands)
@@ -544,20 +578,25 @@ def rms_norm(
         eps, operands = arguments.rms_eps("rms_norm", input, eps), Operands(input, weight, None, scale, shift)
         return _modulated("rms_norm", operands, normalized_shape, eps, activation, channel_dim, sums)
     call = None
-    if sums is None and not _is_compiling():
+    if not _is_compiling():
         # One size apart, as the rows of most models: its type costs a third of what a tuple of one type does.
         one = type(normalized_shape) is tuple and len(normalized_shape) == 1
         kind = type(normalized_shape[0]) if one else _types(normalized_shape)
         call = ("rms_norm", normalized_shape, kind, channel_dim, type(channel_dim), eps)
-        output = repeated(call, activation, input, weight)
-        if output is not None:
-            return output
+        if sums is not None:
+            results = repeated_sums(call, activation, sums, Operands(input, weight))
+            if results is not None:
+                return _returned(results, sums)
+        else:
+            output = repeated(call, activation, input, weight)
+            if output is not None:
+                return output
     operands = Operands(input, weight)
     eps = arguments.rms_eps("rms_norm", input, eps)
     num_dims = arguments.check_normalized("rms_norm", operands, normalized_shape, eps, channel_dim)
     norm = call_norm("rms_norm", num_dims, 1, eps, activation)
     if sums is not None:
-        return _returned(normalize_sums("rms_norm", norm, operands, sums), sums)
+        return _with_sums("rms_norm", call, activation, norm, operands, sums)
     output = normalize(norm, operands, False).output
     if call is not None:
         keep(call, activation, norm, operands)
@@ -783,14 +822,20 @@ def batch_norm_results(
     ``counter``; ``momentum`` may be a tensor, for a cumulative average."""
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
     call = None
-    if not wants_statistics and sums is None and not _is_compiling():
+    if not wants_statistics and not _is_compiling():
         number = Tensor if isinstance(momentum, Tensor) else momentum
         call = ("batch_norm", bool(training), number, channel_dim, type(channel_dim), eps)
-        output = repeated(
-            call, activation, input, weight, bias, scale, shift, running_mean, running_var, counter, momentum
-        )
-        if output is not None:
-            return Results(output)
+        if sums is not None:
+            given = replace(operands, mean=running_mean, var=running_var)
+            results = repeated_sums(call, activation, sums, given, counter, momentum)
+            if results is not None:
+                return results
+        else:
+            output = repeated(
+                call, activation, input, weight, bias, scale, shift, running_mean, running_var, counter, momentum
+            )
+            if output is not None:
+                return Results(output)
     channels = arguments.check_channels("batch_norm", operands, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)
     arguments.check_momentum("batch_norm", momentum)
@@ -801,7 +846,10 @@ def batch_norm_results(
     if not training:
         operands.mean, operands.var = running_mean, running_var
         if sums is not None:
-            return normalize_sums("batch_norm", norm, operands, sums, wants_statistics)
+            results = normalize_sums("batch_norm", norm, operands, sums, wants_statistics)
+            if call is not None:
+                keep_sums(call, activation, norm, sums, operands)
+            return results
         results = normalize(norm, operands, wants_statistics)
         if call is not None:
             keep(call, activation, norm, operands)
@@ -821,5 +869,9 @@ def batch_norm_results(
     elif counter is not None:
         counter.add_(1)
     if call is not None and (moves or running_mean is None):
-        keep(call, activation, norm, replace(operands, mean=running_mean, var=running_var), counter, momentum)
+        moving = replace(operands, mean=running_mean, var=running_var)
+        if sums is not None:
+            keep_sums(call, activation, norm, sums, moving, counter, momentum)
+        else:
+            keep(call, activation, norm, moving, counter, momentum)
     return results

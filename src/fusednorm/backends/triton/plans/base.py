@@ -12,7 +12,7 @@ from torch import Tensor
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Scalars, prepared, recording
-from fusednorm.backends.triton.plans.short import short_backward, short_forward
+from fusednorm.backends.triton.plans.short import short_backward, short_forward, taped
 from fusednorm.backends.triton.tape import taping
 from fusednorm.instance import Move
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
@@ -100,6 +100,11 @@ class Plan:
 
     def elsewhere(self, input: Tensor) -> bool:
         return self.on_gpu and input.get_device() != current_device()
+
+    def taped(self, make: Callable[..., Sequence[Tensor | None]], input: Tensor) -> Callable[..., Any]:
+        """``make``, which runs this plan on tensors with the metadata of one call's, of which ``input`` is one: by the
+        launches of its first call."""
+        return make if self.empty else taped(self, make, input.get_device())
 
 
 def starts_early(problem: Problem, steps: int) -> bool:

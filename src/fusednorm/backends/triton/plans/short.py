@@ -1,4 +1,4 @@
-"""The short forms of plans, for calls that repeat (repeats.py): the launches of such a call, from a tape.
+"""The short forms of plans, for calls that repeat (repeats.py, sum_repeats.py): the launches of a call, from a tape.
 
 A short form takes tensors whose metadata are those of the call that it was made for. The first call of a kind goes
 through the plan, on a tape, and so does each call that the tape's launches do not fit: with tensors that do not begin
@@ -129,6 +129,43 @@ def short_backward(plan: Any, operands: BackwardOperands, wanted: Wanted) -> Cal
         if tapes:
             replays.append(tape.replay((*_there(tensors), *_there(saved), *_there(gradients)), allocate))
         return (*gradients, None)
+
+    return run
+
+
+def taped(plan: Any, make: Callable[..., Sequence[Optional]], device: int) -> Callable[..., Sequence[Optional]]:
+    """``run(*tensors)`` gives what ``make(*tensors)`` gives by the plan: new tensors, and Nones. ``make`` does nothing
+    else than to allocate and to launch."""
+    on_gpu, allocate = plan.on_gpu, plan.allocate
+    replays: list[tuple[Replay | None, list[Any]]] = []  # of a call, once there was one, and what it made
+
+    def run(*tensors: Optional) -> Sequence[Optional]:
+        addresses = None if on_gpu and current_device() != device else _addresses(tensors)
+        if addresses is None:
+            return make(*tensors)
+        if not replays:
+            return first(tensors)
+        replay, likes = replays[0]
+        if replay is None:
+            return make(*tensors)
+        made = [None if like is None else allocate(*like) for like in likes]
+        addresses += [each.data_ptr() for each in made if each is not None]
+        try:
+            replay(device, addresses)
+        except RuntimeError as error:
+            if TOO_MANY_BLOCKS not in str(error):
+                raise
+            replays.clear()  # the plan goes another way from now on
+            return make(*tensors)
+        return made
+
+    def first(tensors: tuple[Optional, ...]) -> Sequence[Optional]:
+        tape = Tape()
+        with on_tape(tape):
+            made = make(*tensors)
+        likes = [None if each is None else (tuple(each.shape), each.stride(), each.dtype) for each in made]
+        replays.append((tape.replay((*_there(tensors), *_there(made)), allocate), likes))
+        return made
 
     return run
 
