@@ -398,10 +398,11 @@ def _short_backward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return found
     odd = narrow and seen.contiguous and seen.positions and seen.samples > 1 and size == 2
     if odd and 128 <= seen.elements <= 256 and (seen.affine == 0 or seen.elements == 256):
-        # (25, 759, 9, 9) in bf16 with relu takes 7.3 us with 16 on four warps, and 9.0 with 8, (52, 19, 19, 8) with
-        # scale and shift and silu 4.2 with 8 on 8, and 5.3 with 16 on four, (16, 2429, 16, 16) with gelu 39.9 with 16
-        # on 8, and 47.2 with 8.
-        most = 16 if total > (2 if seen.elements == 128 else 32) * SMALL_HELD else 8
+        # Rows of 32 bytes: (25, 759, 9, 9) in bf16 with relu takes 7.3 us with 16 on four warps, and 9.0 with 8, (16,
+        # 2429, 16, 16) with gelu 39.9 with 16 on 8, and 47.2 with 8, (43, 406, 7, 27) in fp16 with relu 11.7 and 15.8,
+        # (24, 759, 13, 13) in bf16 13.4 and 16.6, (30, 650, 14, 14) with scale and shift 15.8 and 19.7, but (20, 501,
+        # 15, 13) with gelu_tanh 11.7 and 11.1, (52, 19, 19, 8) with scale and shift and silu 5.3 on four warps and 4.2.
+        most = 16 if total > (2 if seen.elements == 128 else 12) * SMALL_HELD else 8
         return HeldConfig(max(1, min(most, _fitting(seen))), seen.elements // 32)
     if odd and seen.elements == 64 and problem.norm.smooth and seen.affine == 0:
         # (33, 71, 7, 7) in fp16 with silu takes 3.6 us so, and 4.3 with 4 on a warp.
@@ -794,8 +795,14 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         # silu 38, and 59 with 16, (100, 512, 7, 7) 12.1 and 17.6, without it (10, 256, 17, 17) 5.6 and 6.5.
         # Of many channels 16 are faster: in 32 groups (75, 1280, 3, 3, 3) in fp16 with silu takes 15.5 us so, and 18.8,
         # (155, 1024, 63) in bf16 with relu 47 and 50.
-        if size == 2 and seen.elements == 2048 and seen.rows >= 2 * MANY_PLANES:
-            return 16
+        if seen.elements == 2048 and seen.rows >= 2 * MANY_PLANES and (size == 2 or seen.units > 16 * PROCESSORS):
+            # (80, 1280, 3, 7) in fp32 takes 14.9 us so, and 17.0 with 32, but with scale and shift (90, 1280, 3, 7) in
+            # fp16 23.5 and 18.7, (100, 320, 3, 7) in 8 groups in bf16 10.0 and 7.8.
+            return 32 if problem.modulated else 16
+        if size == 2 and seen.elements == 1024 and problem.norm.smooth and seen.rows > 2 * MANY_PLANES:
+            # (128, 700, 3, 5) in 20 groups in fp16 with silu takes 9.7 us so, and 11.5 on one warp, but (120, 576, 17)
+            # in 32 13.4 and 12.0.
+            return 8
         return 32 if seen.elements > 1024 or seen.rows > 2 else 16
     light = not problem.backward or (size == 4 and problem.norm.activation is None)
     large = seen.elements == SHARING_HELD or (seen.elements == SMALL_UNIT and size == 4 and not problem.backward)
@@ -966,6 +973,11 @@ def _short_narrow(problem: Problem, seen: HeldUnits, total: int) -> HeldConfig:
     unit, size, smooth = seen.elements, DTYPE_BYTES[problem.dtype], problem.norm.smooth
     if unit == 16 and size == 4 and not problem.modulated:
         return HeldConfig(32, 1)  # (47, 1280, 3, 3) with gelu_tanh takes 6.7 us so, and 7.5 with 16 on two warps
+    planes = problem.view.spatial > 1 and total > 4 * SMALL_HELD
+    if unit == 16 and size == 2 and planes and not (problem.modulated or smooth):
+        # (57, 2560, 3, 3) in fp16 takes 11.4 us so, and 13.2 with 16 on two warps, (60, 2048, 3, 3) in bf16 10.1 and
+        # 11.4, (100, 1280, 3, 3) in fp16 with relu 11.0 and 11.7, but (57, 2560, 3, 3) with gelu 14.1 and 13.6.
+        return HeldConfig(32, 4)
     if unit == 16:  # on an H100 (48, 1280, 3, 3) in fp32 with silu takes 7.6 us so, and 8.3 with 32 on 8 warps
         return HeldConfig(16, 2)
     if unit == 64 and problem.modulated and smooth:

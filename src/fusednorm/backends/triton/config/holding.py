@@ -311,6 +311,10 @@ def _holding_groups_pays(problem: Problem, seen: HeldUnits, full: float) -> bool
         # (20, 512, 17, 17) in 32 groups takes 18.5 us held, and 24 in tiles, (26, 320, 11, 7, 5) with scale and shift
         # 20.2, 47 % full, and 27.
         return True
+    if large and seen.rows > 2 * MANY_PLANES:
+        # In two groups (107, 128, 5, 5, 5) takes 14.9 us held, and 11.3 in tiles, with silu 15.6 and 11.9, with scale
+        # and shift (60, 256, 5, 5, 5) in 4 19.6 and 13.6, in one group (90, 64, 125) with relu 8.4 and 6.3.
+        return False
     if _singles(problem) and problem.view.numel > SMALL_HELD and (full < 0.6 or seen.elements == MOST_HELD):
         return False  # (12, 960, 21, 21) in 32 groups in fp32 takes 36 us held, and 24 in tiles
     pairs = _is_small(problem) and seen.positions and size == 2 and seen.columns in (2, 4)
@@ -355,6 +359,17 @@ def _narrow_groups_pay(problem: Problem, seen: HeldUnits, full: float) -> bool:
     46. In fp32 (10, 1024, 11, 11) takes 10.9 and 8.5, (10, 512, 15, 15) 8.8 and 7.9, but (30, 512, 13, 13) 16.7 and
     20.1, (30, 512, 11, 11) 9.8 and 11.1, (30, 256, 17, 17) 12.3 and 21.9."""
     short = DTYPE_BYTES[problem.dtype] == 2
+    if _has_odd_rows(seen) and seen.elements == LARGE_HELD // 2:
+        # Even where most lanes hold nothing: in 32 groups (111, 1280, 3, 7) in fp16 takes 18.3 us held, and 27.1 in
+        # tiles, (90, 1280, 3, 7) with scale and shift 18.7 and 23.3, (150, 1120, 19) 23.3 and 31.8, (100, 1280, 3, 7)
+        # in bf16 with silu 19.4 and 27.8, in fp32 (80, 1280, 3, 7) 14.9 and 23.9, (100, 1120, 19) with silu 19.3 and
+        # 31.6.
+        return True
+    singles = short and load_bytes(problem) == 2
+    if singles and seen.elements == LARGE_HELD and seen.rows > 2 * MANY_PLANES and seen.units > 4 * PROCESSORS:
+        # In 16 groups in bf16 (60, 960, 45) with relu takes 25.6 us held, and 15.9 in tiles, in fp16 (120, 640, 37)
+        # 23.9 and 18.2, (90, 640, 3, 11) in bf16 with silu 22.0 and 17.9.
+        return False
     if seen.elements >= LARGE_HELD // 2 and fills_tiles(problem, seen):
         if short and seen.units <= PROCESSORS // 4:
             return seen.elements < LARGE_HELD
@@ -382,6 +397,12 @@ def _narrow_groups_pay(problem: Problem, seen: HeldUnits, full: float) -> bool:
     if not short and seen.units <= 3 * PROCESSORS and problem.view.numel > SMALL_HELD:
         return full >= 0.6  # (10, 1280, 5, 5) in 32 groups in fp32 takes 5.8 us held, and 5.4 in tiles
     return problem.view.numel <= FEW or full >= 0.45
+
+
+def _has_odd_rows(seen: HeldUnits) -> bool:
+    """Whether groups have many channels, no power of two, of short planes: tiles of channels waste lanes too."""
+    many = seen.across == "channel" and seen.rows > 2 * MANY_PLANES and seen.units > 4 * PROCESSORS
+    return many and seen.columns <= SHORT_PLANE and seen.rows != power_of_two(seen.rows)
 
 
 def fills_tiles(problem: Problem, seen: HeldUnits) -> bool:

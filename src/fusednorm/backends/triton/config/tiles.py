@@ -384,8 +384,11 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         # in 4 in fp16 12.7 and 15.7.
         return TilesConfig(replace(reduction, warps=4), replace(write, positions=NARROW_PLANE, warps=2))
     pieces = pieces and write.positions < length
-    if write.channels * write.positions <= MOST_SHORT_PLANE:
-        write = replace(write, warps=2)  # (4, 1295, 7, 7) in 5 groups in bf16 takes 7.3 us so, and 9.5 on four warps
+    eights = wide == 1 and write.channels == 8 and load_bytes(problem) < WIDEST_LOAD
+    if write.channels * write.positions <= (2 if eights else 1) * MOST_SHORT_PLANE:
+        # (4, 1295, 7, 7) in 5 groups in bf16 takes 7.3 us so, and 9.5 on four warps, tiles of 8 channels of (90, 640,
+        # 3, 11) in 16 groups with silu 17.9 and 23.2, of (100, 320, 7, 7) in 8 in fp16 9.4 and 12.0.
+        write = replace(write, warps=2)
     if singles or (pieces and wide == 1 and not odd and write.positions > SHORTEST_PIECE):
         # Twice as many elements to a thread of whole planes, or half as many to a program of pieces: (64, 960, 9, 9) in
         # 32 groups in fp32 takes 35.8 us so, and 45.3, (1, 2560, 64, 40) in bf16 18.8, and 20.9.
