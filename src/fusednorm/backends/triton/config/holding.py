@@ -365,8 +365,8 @@ def _narrow_groups_pay(problem: Problem, seen: HeldUnits, full: float) -> bool:
         # in bf16 with silu 19.4 and 27.8, in fp32 (80, 1280, 3, 7) 14.9 and 23.9, (100, 1120, 19) with silu 19.3 and
         # 31.6.
         return True
-    singles = short and load_bytes(problem) == 2
-    if singles and seen.elements == LARGE_HELD and seen.rows > 2 * MANY_PLANES and seen.units > 4 * PROCESSORS:
+    sparse = short and load_bytes(problem) == 2 and seen.elements == LARGE_HELD and full < 0.8
+    if sparse and seen.rows > 2 * MANY_PLANES and seen.units > 4 * PROCESSORS:
         # In 16 groups in bf16 (60, 960, 45) with relu takes 25.6 us held, and 15.9 in tiles, in fp16 (120, 640, 37)
         # 23.9 and 18.2, (90, 640, 3, 11) in bf16 with silu 22.0 and 17.9.
         return False
