@@ -799,6 +799,8 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
             # (80, 1280, 3, 7) in fp32 takes 14.9 us so, and 17.0 with 32, but with scale and shift (90, 1280, 3, 7) in
             # fp16 23.5 and 18.7, (100, 320, 3, 7) in 8 groups in bf16 10.0 and 7.8.
             return 32 if problem.modulated else 16
+        if size == 2 and seen.elements == 4096 and seen.rows > 2 * MANY_PLANES and seen.full >= 0.8:
+            return 16  # (77, 2048, 63) in 32 groups in fp16 with relu takes 49 us so, and 57 with 32
         if size == 2 and seen.elements == 1024 and problem.norm.smooth and seen.rows > 2 * MANY_PLANES:
             # (128, 700, 3, 5) in 20 groups in fp16 with silu takes 9.7 us so, and 11.5 on one warp, but (120, 576, 17)
             # in 32 13.4 and 12.0.
