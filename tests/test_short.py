@@ -151,32 +151,37 @@ def test_a_call_with_sums_that_repeats_gives_what_a_first_one_gives() -> None:
         assert last == [*forward, *backward, *forward], name
 
 
-@pytest.mark.parametrize("name", ["rows", "batch"])
-def test_tensors_that_are_not_aligned_go_through_the_plan(name: str) -> None:
-    found = interpreted(f"{CODE}\ncheck{(*CALLS[name], '', 1)}\nprint(json.dumps(FOUND))")
+@pytest.mark.parametrize(("name", "around"), [("rows", ""), ("batch", ""), ("rows", "pre_add return_sum")])
+def test_tensors_that_are_not_aligned_go_through_the_plan(name: str, around: str) -> None:
+    found = interpreted(f"{CODE}\ncheck{(*CALLS[name], around, 1)}\nprint(json.dumps(FOUND))")
     assert found == [[True, True, []]] * 5
 
 
 def test_blocks_that_cannot_run_together_send_a_call_through_the_plan() -> None:
     code = f"""{CODE}
 from fusednorm.private.triton_names import TOO_MANY_BLOCKS
-x, module = torch.randn(5, 24), LayerNorm(24)
+x, h, module = torch.randn(5, 24), torch.randn(5, 24), LayerNorm(24)
 found = []
-with fusednorm.use_instance("triton.rows"), torch.no_grad():
-    wanted = module(x)
+def failing(call):
+    wanted = call()
     for failure in (None, None, None, TOO_MANY_BLOCKS, None, None, "another error"):
         short_support.FAILURE[:] = [] if failure is None else [failure]
         try:
-            got, kernels = short_support.replayed(lambda: module(x))
+            got, kernels = short_support.replayed(call)
             found.append((torch.equal(got, wanted), kernels))
         except RuntimeError as error:
             found.append(str(error))
+with fusednorm.use_instance("triton.rows"), torch.no_grad():
+    failing(lambda: module(x))
+    failing(lambda: module(x, pre_add=h))
 print(json.dumps(found))
 """
-    first, second, third, refused, fourth, fifth, raised = interpreted(code)
-    assert first == second == refused == fourth == [True, []]
-    assert third == fifth == [True, ["rows_forward"]]
-    assert raised == "another error"
+    found = interpreted(code)
+    for seven, kernel in ((found[:7], "rows_forward"), (found[7:], "whole_sum_forward")):
+        first, second, third, refused, fourth, fifth, raised = seven
+        assert first == second == refused == fourth == [True, []]
+        assert third == fifth == [True, [kernel]]
+        assert raised == "another error"
 
 
 def test_a_tensor_that_is_given_twice_is_not_taped() -> None:

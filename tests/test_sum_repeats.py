@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fusednorm
 from fusednorm import sum_autograd, sum_repeats
+from fusednorm.functional import counted_batch_norm
 
 
 @pytest.fixture(autouse=True)
@@ -273,6 +276,8 @@ def test_gradients_that_are_switched_on_and_off(taken: Taken) -> None:
             y, s = call(tensors)
             assert y.is_inference()
     assert taken.forwards > 4
+    kept = [forward for forwards in sum_repeats._calls.values() for forward in forwards]
+    assert {forward.differentiable for forward in kept} == {False, True}  # without gradients nobody keeps s
     tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     tensors["weight"].requires_grad_()
     for _ in range(4):
@@ -382,9 +387,9 @@ def test_modes_see_a_call_that_is_known(mode: type[Any]) -> None:
 
 def test_a_mode_sees_a_backward_that_is_known() -> None:
     call = CALLS["layer_norm and the sum"]
-    y, _ = call(known(call, requires_grad=True))
+    y, s = call(known(call, requires_grad=True))
     with Operators() as watching:
-        y.backward(torch.ones_like(y))
+        torch.autograd.backward((y, s), (torch.ones_like(y), torch.ones_like(y)))
     assert any("norm_backward" in name for name in watching.seen)
 
 
@@ -408,11 +413,13 @@ def test_a_trace_and_a_graph_of_a_call_that_is_known() -> None:
 
 def test_transforms_and_batched_gradients_of_a_call_that_is_known() -> None:
     call = CALLS["layer_norm and the sum"]
-    tensors = known(call)
-    batch = torch.randn(3, 5, 8)
-    got = torch.vmap(lambda x: call({**tensors, "input": x})[0])(batch)
-    one_by_one = torch.stack([call({**tensors, "input": x})[0] for x in batch])
-    torch.testing.assert_close(got, one_by_one, rtol=1e-4, atol=1e-5)
+    for tensors in (known(call), call.data()):
+        batch = torch.randn(3, 5, 8)
+        for _ in range(4):  # calls under a transform are not kept either
+            got = torch.vmap(lambda x, tensors=tensors: call({**tensors, "input": x})[0])(batch)
+        one_by_one = torch.stack([call({**tensors, "input": x})[0] for x in batch])
+        torch.testing.assert_close(got, one_by_one, rtol=1e-4, atol=1e-5)
+        sum_repeats._calls.clear()
     tensors = known(call, requires_grad=True)
     (y, _), gradients = call(tensors), torch.randn(3, 5, 8)
     got = torch.autograd.grad(y, tensors["input"], gradients, is_grads_batched=True, retain_graph=True)[0]
@@ -487,14 +494,55 @@ def test_the_instance_that_is_asked_for_runs(taken: Taken) -> None:
     with fusednorm.use_instance("reference"):
         call(tensors)
     assert taken.forwards == 0
-    y, _ = call(tensors)
+    y, s = call(tensors)
     taken.reset()
     with fusednorm.use_instance("triton.rows"), pytest.raises(RuntimeError, match="cannot run"):
-        y.backward(torch.ones_like(y))
+        torch.autograd.backward((y, s), (torch.ones_like(y), torch.ones_like(y)))
     assert taken.backwards == 0
 
 
+def test_a_backward_that_no_instance_fuses_is_not_kept(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = CALLS["group_norm before a sum"]
+    tensors, dy = call.data(requires_grad=True), torch.randn(2, 8, 5, 5)
+    wanted = steps(call, tensors, (dy, None))
+    monkeypatch.setattr("fusednorm.dispatch.sum_backward_plan", lambda *_: None)
+    for _ in range(5):
+        for got, other in zip(steps(call, tensors, (dy, None)), wanted, strict=True):
+            torch.testing.assert_close(got, other, rtol=1e-4, atol=1e-5)
+    assert (taken.forwards, taken.backwards) == (4, 0)
+
+
+def test_what_no_gradient_needs_is_freed() -> None:
+    call = CALLS["group_norm of gated"]
+    for _ in range(4):
+        tensors = call.data(requires_grad=True)
+        for name in ("pre_gate", "pre_add"):
+            tensors[name].requires_grad_(False)
+        y, _ = call(tensors)
+        added = weakref.ref(tensors.pop("pre_add"))
+        gc.collect()
+        assert added() is None
+        assert y.grad_fn is not None
+
+
 # --- arguments, bounds and threads ---
+
+
+def test_an_eps_that_is_a_tensor_is_read_each_time() -> None:
+    x, h, eps = torch.randn(5, 8), torch.randn(5, 8), torch.tensor(1e-5)
+    for value in (1e-5, 1e-5, 1e-5, 3.0):
+        eps.fill_(value)
+        got = fusednorm.layer_norm(x, (8,), eps=eps, pre_add=h)  # type: ignore[arg-type]
+        torch.testing.assert_close(got, torch.nn.functional.layer_norm(x + h, (8,), eps=value))
+
+
+def test_a_counter_without_running_statistics(taken: Taken) -> None:
+    counter = torch.tensor(0)
+    for number in range(1, 5):
+        x, h = torch.randn(3, 8, 4, 4), torch.randn(3, 8, 4, 4)
+        counted_batch_norm(x, None, None, counter, None, None, True, 0.1, 1e-5, None, 1, post_add=h)
+        assert counter.item() == number
+    assert taken.forwards == 2
 
 
 def test_mistakes_are_found_in_a_call_that_is_known() -> None:
@@ -525,6 +573,15 @@ def test_the_calls_and_guards_that_are_kept_are_bounded(monkeypatch: pytest.Monk
             x = torch.randn(4, 8 * step)[:, ::step]
             fusednorm.rms_norm(x, (8,), pre_add=torch.randn(4, 8))
     assert all(len(forwards) <= 3 for forwards in sum_repeats._calls.values())
+    monkeypatch.setattr(sum_autograd, "MOST_GUARDS", 3)
+    call = CALLS["rms_norm of a sum"]
+    tensors = known(call, requires_grad=True)
+    for step in range(1, 10):
+        dy = torch.randn(5, 8 * step)[:, ::step]
+        got, wanted = steps(call, tensors, (dy, None)), first(call, tensors, (dy.contiguous(), None))
+        assert all(map(torch.equal, got, wanted))
+    kept = [forward for forwards in sum_repeats._calls.values() for forward in forwards]
+    assert max(len(backwards) for forward in kept for backwards in forward.call.backwards.values()) <= 3
 
 
 def test_threads_share_a_call(taken: Taken) -> None:
