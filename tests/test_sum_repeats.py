@@ -525,6 +525,19 @@ def test_what_no_gradient_needs_is_freed() -> None:
         assert y.grad_fn is not None
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_is_known_keeps_no_tensor(name: str) -> None:
+    call = CALLS[name]
+    for _ in range(5):
+        tensors = call.data(requires_grad=True)
+        dys = torch.randn(tensors["input"].shape), torch.randn(tensors["input"].shape)
+        found = steps(call, tensors, dys)
+        seen = [weakref.ref(each) for each in (*tensors.values(), *dys, *found)]
+        del tensors, dys, found
+        gc.collect()
+        assert [each() for each in seen if each() is not None] == []
+
+
 # --- arguments, bounds and threads ---
 
 

@@ -80,6 +80,7 @@ def _backward_of(
     """``run(*tensors, statistics)`` for tensors in the guard's order; None where torch's operators or copies take
     part."""
     way = fused_way(norm, operands, added, needed)
+    fuses = way is not None  # what runs later holds none of the way's tensors
     plan: Any
     if way is None:
         if added.behind is not None:
@@ -97,12 +98,11 @@ def _backward_of(
         behind: Optional, grad_sum: Optional, pre_gate: Optional, pre_add: Optional, mean: Optional, rstd: Tensor,
     ) -> Made:  # fmt: skip
         given = BackwardOperands(grad_output, s, mean, rstd, weight, bias, scale, shift)
-        around = SumGradients()
-        if way is None:
-            found = plan(given, wanted)
-        else:
+        if fuses:
             gated = needed.gated(SumOperands(pre_gate=pre_gate, pre_add=pre_add)) if gives_product else None
             found, around = plan(given, wanted, behind, grad_sum if adds_sum else None, gated)
+        else:
+            found, around = plan(given, wanted), SumGradients()
         return (
             found.input, found.weight, found.bias, found.scale, found.shift, around.pre_add, around.pre_gate,
             around.post_add,
