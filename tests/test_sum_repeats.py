@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_repeats import Functions, Operators
+from test_repeats import Functions, Operators, Taken
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
@@ -26,16 +26,6 @@ from fusednorm.functional import counted_batch_norm
 def seed(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(sum_repeats, "_calls", {})
-
-
-class Taken:
-    """How many forwards and backwards were taken for earlier ones."""
-
-    def __init__(self) -> None:
-        self.forwards = self.backwards = 0
-
-    def reset(self) -> None:
-        self.forwards = self.backwards = 0
 
 
 @pytest.fixture
