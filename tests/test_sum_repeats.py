@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import fusednorm
-from fusednorm import sum_autograd, sum_repeats
+from fusednorm import repeats, sum_autograd, sum_repeats
 from fusednorm.functional import counted_batch_norm
 
 
@@ -331,6 +331,26 @@ def test_gradients_of_any_kind(name: str, make: Callable[[], Tensor]) -> None:
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_a_gradient_of_another_order_is_copied_once(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = CALLS["group_norm before a sum"]
+    tensors = known(call, requires_grad=True)
+    dy = torch.randn(2, 8, 5, 5).contiguous(memory_format=torch.channels_last)
+    taken.reset()
+    copies, copy = [], Tensor.copy_
+
+    def counted(self: Tensor, *arguments: Any) -> Tensor:
+        copies.append(self.shape)
+        return copy(self, *arguments)
+
+    for number in range(1, 4):
+        y, _ = call(tensors)
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "copy_", counted)
+            torch.autograd.grad(y, tensors["input"], dy)
+        assert len(copies) == number
+    assert (taken.forwards, taken.backwards) == (3, 0)
+
+
 def test_one_tensor_as_two_operands(taken: Taken) -> None:
     x = torch.randn(5, 8)
     for _ in range(6):
@@ -338,7 +358,7 @@ def test_one_tensor_as_two_operands(taken: Taken) -> None:
         assert torch.equal(s, x + x)
         torch.testing.assert_close(y, torch.nn.functional.rms_norm(x + x, (8,)), rtol=1e-4, atol=1e-5)
     assert taken.forwards == 0
-    assert all(len(each) <= sum_repeats.MOST_GUARDS for each in sum_repeats._calls.values())
+    assert all(len(each) <= repeats.MOST_GUARDS for each in sum_repeats._calls.values())
 
 
 def test_nested_tensors_do_not_reach_a_guard() -> None:
@@ -562,8 +582,8 @@ def test_mistakes_are_found_in_a_call_that_is_known() -> None:
 
 
 def test_the_calls_and_guards_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sum_repeats, "MOST_CALLS", 4)
-    monkeypatch.setattr(sum_repeats, "MOST_GUARDS", 3)
+    monkeypatch.setattr(repeats, "MOST_CALLS", 4)
+    monkeypatch.setattr(repeats, "MOST_GUARDS", 3)
     for _ in range(3):
         for size in range(1, 10):
             x = torch.randn(size, 8)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,6 +49,9 @@ class Guarded:
         # itemgetter gives a tuple for two places and more, or for a slice.
         self.select: Any = itemgetter(*present) if len(present) > 1 else itemgetter(slice(0, 1))
         self.check: Callable[..., bool] = guard(self.select(tensors)) or _never
+
+
+AnyGuarded = TypeVar("AnyGuarded", bound=Guarded)
 
 
 def _never(*tensors: Tensor) -> bool:
@@ -323,15 +326,31 @@ def keep(
     tensors = (*o.tensors(), counter)
     nested = tuple(None if each is None else each.is_nested for each in tensors[1:])
     key = (call, id(activation), o.input.shape, selection(), *nested)
+
+    def make() -> Forward | None:
+        straight = straight_forward(operands) and not batched(operands)
+        return Forward(norm, operands, activation, counter, share) if straight else None
+
+    remember(_calls, key, tensors, make)
+
+
+def remember(
+    calls: dict[tuple[object, ...], tuple[AnyGuarded, ...]],
+    key: tuple[object, ...],
+    tensors: tuple[Tensor | None, ...],
+    make: Callable[[], AnyGuarded | None],
+) -> None:
+    """Keep a call that was made: its key the first time, then ``make()`` where no guard takes its tensors yet, as one
+    does of a call that hooks saw."""
     try:
-        forwards = _calls.get(key)
+        known = calls.get(key)
     except TypeError:  # unhashable
         return
-    if forwards is None:
-        if len(_calls) >= MOST_CALLS:
-            _calls.clear()
-        _calls[key] = ()
-    elif len(forwards) < MOST_GUARDS and straight_forward(operands) and not batched(operands):
-        if any(forward.check(*forward.select(tensors)) for forward in forwards):  # hooks saw this one
-            return
-        _calls[key] = (*forwards, Forward(norm, operands, activation, counter, share))
+    if known is None:
+        if len(calls) >= MOST_CALLS:
+            calls.clear()
+        calls[key] = ()
+    elif len(known) < MOST_GUARDS and not any(one.check(*one.select(tensors)) for one in known):
+        made = make()
+        if made is not None:
+            calls[key] = (*known, made)

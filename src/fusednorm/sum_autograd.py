@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,16 @@ from fusednorm.norm import Norm
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, SumGradients, Sums
 from fusednorm.private.torch_names import short_apply, short_backward, watched
 from fusednorm.repeats import MOST_GUARDS, Guarded
-from fusednorm.sum_gradients import Needed, SumOperands, add_sum, completed, fused_way, is_straight, summed_gradients
+from fusednorm.sum_gradients import (
+    Needed,
+    SumOperands,
+    Way,
+    add_rest,
+    completed,
+    fused_way,
+    is_straight,
+    summed_gradients,
+)
 
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -44,14 +54,14 @@ class Summed:
         return Needed(input, pre_add, pre_gate, post_add, (a, b, c, d), self.pre_shape, self.pre_dtype)
 
     def keep_backward(
-        self, key: tuple[object, ...], operands: BackwardOperands, added: SumOperands, needed: Needed
+        self, key: tuple[object, ...], operands: BackwardOperands, added: SumOperands, needed: Needed, way: Way | None
     ) -> None:
-        """Keep a backward that was made, if it went straight to its backend and copied nothing for it."""
+        """Keep a backward that went straight to its backend, if nothing was copied for it."""
         if self.backwards is None:
             return
         known = self.backwards.get(key, ())
-        if len(known) < MOST_GUARDS and selection() == self.selected and is_straight(operands, added):
-            run = _backward_of(self.norm, operands, added, needed)
+        if len(known) < MOST_GUARDS and selection() == self.selected:
+            run = _backward_of(self.norm, operands, added, needed, way)
             if run is not None:
                 self.backwards[key] = (*known, SummedBackward(operands, added, run))
 
@@ -75,11 +85,10 @@ class SummedBackward(Guarded):
 
 
 def _backward_of(
-    norm: Norm, operands: BackwardOperands, added: SumOperands, needed: Needed
+    norm: Norm, operands: BackwardOperands, added: SumOperands, needed: Needed, way: Way | None
 ) -> Callable[..., tuple[Optional, ...]] | None:
     """``run(*tensors, statistics)`` for tensors in the guard's order; None where torch's operators or copies take
     part."""
-    way = fused_way(norm, operands, added, needed)
     fuses = way is not None  # what runs later holds none of the way's tensors
     plan: Any
     if way is None:
@@ -114,10 +123,7 @@ def _backward_of(
         grad_output, *_, behind, grad_sum, pre_gate, pre_add, (mean, rstd, _) = tensors
         *own, grad_pre_add, grad_pre_gate, grad_post_add = make(*tensors[:-1], mean, rstd)
         found, around = Gradients(*own), SumGradients(grad_pre_add, grad_pre_gate, grad_post_add)
-        if not adds_sum:
-            add_sum(found, grad_sum, needed)
-        if behind is None or not needed.post_add:
-            around.post_add = grad_output if needed.post_add else None
+        add_rest(found, around, grad_output, behind, None if adds_sum else grad_sum, needed)
         return (*completed(norm, found, around, SumOperands(None, None, pre_gate, pre_add), needed), *_NO_GRADIENTS)
 
     return run
@@ -185,13 +191,13 @@ class SummedNormalization(torch.autograd.Function):
         if grad_output is not None:
             mean, rstd, _ = statistics
             operands = BackwardOperands(grad_output, s, mean, rstd, weight, bias, scale, shift)
-            if lost(call.tuned) and not _is_compiling():
-                with as_selected(Selection(None, call.tuned)):
-                    found, around = summed_gradients(call.norm, operands, added, needed)
-            else:
-                found, around = summed_gradients(call.norm, operands, added, needed)
+            straight = is_straight(operands, added)
+            tuned = Selection(None, call.tuned) if lost(call.tuned) and not _is_compiling() else None
+            with nullcontext() if tuned is None else as_selected(tuned):
+                way = fused_way(call.norm, operands, added, needed) if straight else None
+                found, around = summed_gradients(call.norm, operands, added, needed, way, straight)
             if straight:
-                call.keep_backward(key, operands, added, needed)
+                call.keep_backward(key, operands, added, needed, way)
         return (*completed(call.norm, found, around, added, needed), *_NO_GRADIENTS)
 
 

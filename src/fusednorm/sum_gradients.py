@@ -112,32 +112,37 @@ def is_straight(operands: BackwardOperands, added: SumOperands) -> bool:
 
 
 def summed_gradients(
-    norm: Norm, operands: BackwardOperands, added: SumOperands, needed: Needed
+    norm: Norm, operands: BackwardOperands, added: SumOperands, needed: Needed, way: Way | None, straight: bool
 ) -> tuple[Gradients, SumGradients]:
     """The gradients of s and of the parameters, and those of what is around the norm: of post_add, and of what is
-    before the norm where one kernel makes them too."""
-    o, behind, grad_sum = operands, added.behind, added.grad_sum
-    straight = is_straight(o, added)
-    if straight:
-        way = fused_way(norm, o, added, needed)
-        if way is not None:
-            found, around = way.plan(way.operands, way.asked, way.behind, way.grad_sum, way.product)
-            add_sum(found, None if way.grad_sum is not None else grad_sum, needed)
-            if behind is None or not needed.post_add:
-                around.post_add = o.grad_output if needed.post_add else None
-            return found, around
-    if not straight or behind is not None:
-        return _composed_backward(norm, o, added, needed)
-    found = gradients(norm, o, needed.wanted)
-    add_sum(found, grad_sum, needed)
-    return found, SumGradients(post_add=o.grad_output if needed.post_add else None)
+    before the norm where one kernel makes them too. ``way`` is that of a ``straight`` backward."""
+    around = SumGradients()
+    if way is not None:
+        found, around = way.plan(way.operands, way.asked, way.behind, way.grad_sum, way.product)
+    elif straight and added.behind is None:
+        found = gradients(norm, operands, needed.wanted)
+    else:
+        return _composed_backward(norm, operands, added, needed)
+    adds_sum = way is not None and way.grad_sum is not None
+    add_rest(found, around, operands.grad_output, added.behind, None if adds_sum else added.grad_sum, needed)
+    return found, around
 
 
-def add_sum(found: Gradients, grad_sum: Tensor | None, needed: Needed) -> None:
-    """Add the gradient of s from elsewhere to that which a kernel made."""
+def add_rest(
+    found: Gradients,
+    around: SumGradients,
+    grad_output: Tensor,
+    behind: Tensor | None,
+    grad_sum: Tensor | None,
+    needed: Needed,
+) -> None:
+    """Add what no kernel made: to ds the gradient of s from elsewhere, ``grad_sum``, and that of a post_add that no
+    activation meets."""
     if grad_sum is not None and needed.s:
         assert found.input is not None
         found.input += grad_sum
+    if behind is None or not needed.post_add:
+        around.post_add = grad_output if needed.post_add else None
 
 
 def fused_way(norm: Norm, operands: BackwardOperands, added: SumOperands, needed: Needed) -> Way | None:

@@ -20,7 +20,7 @@ from fusednorm.instance import Move
 from fusednorm.norm import Norm
 from fusednorm.operands import Operands, Results, Sums
 from fusednorm.private.torch_names import saved_tensors_hooks, watched
-from fusednorm.repeats import MOST_CALLS, MOST_GUARDS, Guarded
+from fusednorm.repeats import Guarded, remember
 from fusednorm.running import moved, mover, update_running
 from fusednorm.sum_autograd import Made, Optional, Summed, apply_summed, by_plan
 from fusednorm.sums import has_gradients, keeps_sum, straight
@@ -149,21 +149,13 @@ def keep_sums(
         return
     if any(isinstance(each, Tensor) for each in call):  # an eps, which may hold another value the next time
         return
-    try:
-        key = _key(call, activation, sums, operands, counter)
-        forwards = _calls.get(key)
-    except TypeError:  # unhashable
-        return
-    if forwards is None:
-        if len(_calls) >= MOST_CALLS:
-            _calls.clear()
-        _calls[key] = ()
-    elif len(forwards) < MOST_GUARDS:
+    tensors = (*o.tensors(), sums.pre_add, sums.pre_gate, sums.post_add, counter)
+
+    def make() -> SummedForward | None:
         plan = dispatch.sum_forward_plan(norm, operands, sums, keeps_sum(sums, has_gradients(operands, sums)))
-        tensors = (*o.tensors(), sums.pre_add, sums.pre_gate, sums.post_add, counter)
-        if plan is None or any(forward.check(*forward.select(tensors)) for forward in forwards):
-            return
-        _calls[key] = (*forwards, SummedForward(norm, operands, sums, plan, activation, counter, share))
+        return None if plan is None else SummedForward(norm, operands, sums, plan, activation, counter, share)
+
+    remember(_calls, _key(call, activation, sums, operands, counter), tensors, make)
 
 
 def _key(

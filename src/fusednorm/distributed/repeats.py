@@ -19,7 +19,7 @@ from fusednorm.distributed.fused import Call
 from fusednorm.distributed.synchronized import Exchange, Running
 from fusednorm.operands import Operands
 from fusednorm.private.torch_names import watched
-from fusednorm.repeats import MOST_CALLS, MOST_GUARDS, Guarded
+from fusednorm.repeats import Guarded, remember
 
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -80,16 +80,7 @@ class Repeat:
             return
         tensors = _tensors(operands, running)
         calls = _calls.setdefault(self.group, {})
-        try:
-            known = calls.get(key := self._key(tensors))
-        except TypeError:  # unhashable
-            return
-        if known is None:
-            if len(calls) >= MOST_CALLS:
-                calls.clear()
-            calls[key] = ()
-        elif len(known) < MOST_GUARDS and not any(one.check(*one.select(tensors)) for one in known):
-            calls[key] = (*known, _Known(tensors, call, exchange, self.activation))
+        remember(calls, self._key(tensors), tensors, lambda: _Known(tensors, call, exchange, self.activation))
 
     def _key(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         input, *others = tensors
